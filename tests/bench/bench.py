@@ -355,7 +355,9 @@ only the server.
 {report}
 
 The waiting clients have sent `Prefer: wait` for one scope, and one change answers all of them.
-There are 20,000 of them, or as many as file descriptors allow.
+There are 20,000 of them, or as many as file descriptors allow. When each was a task of its own,
+19,900 took 15,177 bytes each, the last answer came after 1,698 ms, and a poll of another VM
+took up to 1,536 ms.
 
 During each attack another VM polls every few milliseconds, alternating between a keep-alive and a
 new connection, and a platform event of a third VM comes due. Goal: the p99 is at most {ratio:g}

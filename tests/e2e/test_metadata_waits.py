@@ -11,8 +11,9 @@ import pytest
 
 from forewarn.core.command import Cancel, Restart
 from forewarn.core.fleet import Vm
+from forewarn.engine.board import TURN_CALLBACKS
 from forewarn.web.http.admission import Limits
-from forewarn.web.metadata.fast_path import REQUEST_BYTES_MAX, TURN_ANSWERS
+from forewarn.web.metadata.fast_path import REQUEST_BYTES_MAX
 from tests.e2e.metadata_world import EVENT_ID, POLL, Client, RawResponse, World
 
 MOMENT = timedelta(seconds=0.1)
@@ -186,7 +187,7 @@ def test_polls_are_answered_while_many_are_woken() -> None:
         return turns
 
     with recorded() as world, ExitStack() as stack:
-        count = 4 * TURN_ANSWERS + 1
+        count = 4 * TURN_CALLBACKS + 1
         clients = [stack.enter_context(world.connect()) for _ in range(count)]
         for client in clients:
             client.send(wait())

@@ -5,8 +5,9 @@ once per change and api-version, by the first poll that needs it (`web/metadata/
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar, overload
 
@@ -19,14 +20,17 @@ from forewarn.errors import UnknownHost, UnknownScope, UnknownVm
 
 K = TypeVar("K")
 
+TURN_CALLBACKS = 256
+"""Waiters that are called in one iteration of the event loop: thousands may wait for one change."""
+
 
 class PublishedScope:
     """One scope on the board. `pages` holds rendered documents; a visible change empties it.
 
     `seen_revision` is that of the record of its polls; 0 if there is none. Until `fresh_until`
     (seconds since the epoch) polls need not be recorded; 0: record the next.
-    `waiters` are the callbacks of long polls: each is called once, at the next change of the
-    document or of the scope's VMs.
+    `waiters` are the callbacks of long polls, in the order in which they came: each is called once,
+    after the next change of the document or of the scope's VMs.
     """
 
     __slots__ = ("fresh_until", "pages", "revision", "scope", "seen_revision", "waiters")
@@ -36,17 +40,16 @@ class PublishedScope:
         self.revision = 0
         self.seen_revision = 0
         self.pages: dict[str, bytes] = {}
-        self.waiters: set[Callable[[], None]] | None = None
+        self.waiters: dict[Callable[[], None], None] | None = None
         self.fresh_until = 0.0
 
     def add_waiter(self, callback: Callable[[], None]) -> None:
-        self.waiters = self.waiters or set()
-        self.waiters.add(callback)
+        self.waiters = self.waiters or {}
+        self.waiters[callback] = None
 
     def remove_waiter(self, callback: Callable[[], None]) -> None:
-        """Do not call it any more, if it was not called yet."""
         if self.waiters is not None:
-            self.waiters.discard(callback)
+            self.waiters.pop(callback, None)
             self.waiters = self.waiters or None
 
 
@@ -79,6 +82,7 @@ class Board:
         self.event_keys: SortedKeys[tuple[str, str]] = SortedKeys(self._event_keys)
         self._subscribers: list[Callable[[PublishedScope], None]] = []
         self._declared: Counter[str] = Counter()
+        self._woken: deque[Callable[[], None]] = deque()
 
     def subscribe(self, callback: Callable[[PublishedScope], None]) -> None:
         """Call this with every scope that is published or withdrawn."""
@@ -112,7 +116,7 @@ class Board:
             self._index(published, old, scope)
             if scope.incarnation != old.incarnation:
                 published.pages = {}
-                wake(published)
+                self.wake(published)
         published.revision = revision
         for callback in self._subscribers:
             callback(published)
@@ -149,9 +153,28 @@ class Board:
         old, published.scope, published.revision = published.scope, Scope(name=name), revision
         self.scope_names.remove(name)
         self._index(published, old, published.scope)
-        wake(published)
+        self.wake(published)
         for callback in self._subscribers:
             callback(published)
+
+    def wake(self, published: PublishedScope) -> None:
+        """Call all that wait for a change of this scope."""
+        waiters, published.waiters = published.waiters, None
+        self.call_in_turn(waiters or {})
+
+    def call_in_turn(self, callbacks: Collection[Callable[[], None]]) -> None:
+        """Call them soon, after all that were queued before."""
+        if callbacks and not self._woken:
+            asyncio.get_running_loop().call_soon(self._call_some)
+        self._woken.extend(callbacks)
+
+    def _call_some(self) -> None:
+        try:
+            for _ in range(min(len(self._woken), TURN_CALLBACKS)):
+                self._woken.popleft()()
+        finally:
+            if self._woken:
+                asyncio.get_running_loop().call_soon(self._call_some)
 
     def sort(self) -> None:
         """Sort all keys now, so that no reader waits for it. Later changes keep them sorted."""
@@ -198,7 +221,7 @@ class Board:
     def _index(self, published: PublishedScope, old: Scope, new: Scope) -> None:
         if old.vms != new.vms:
             self._index_vms(published, old.vms, new.vms)
-            wake(published)  # a waiting VM may be in another scope now
+            self.wake(published)  # a waiting VM may be in another scope now
         if old.events != new.events:
             self._index_events(published, old.events, new.events)
         if old.ended != new.ended:
@@ -355,7 +378,7 @@ async def wait_for_change(
     timeout = asyncio.timeout(seconds)
 
     def expire() -> None:
-        if not timeout.expired():
+        with suppress(RuntimeError):  # it ended while this callback was queued
             timeout.reschedule(0)
 
     try:
@@ -367,10 +390,3 @@ async def wait_for_change(
     finally:
         published.remove_waiter(expire)
     return False
-
-
-def wake(published: PublishedScope) -> None:
-    """Call all that wait for a change. They only take note of it: there may be thousands."""
-    waiters, published.waiters = published.waiters, None
-    for callback in waiters or ():
-        callback()

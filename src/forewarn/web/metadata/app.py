@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from forewarn.config import Config, Identify, NotBeforeFormat
 from forewarn.core.command import Approve
 from forewarn.core.lifecycle import is_enabled
-from forewarn.engine.board import PublishedScope, wait_for_change, wake
+from forewarn.engine.board import PublishedScope, wait_for_change
 from forewarn.engine.engine import Engine
 from forewarn.errors import Error, Forbidden, Invalid, NotFound, Unavailable
 from forewarn.log import log
@@ -108,7 +108,7 @@ class Metadata:
         """Respond to all long polls now, and accept no new ones."""
         self._is_stopping = True
         for place in self._engine.board.scopes.values():
-            wake(place)
+            self._engine.board.wake(place)
 
     def _read(self, scope: Message) -> MetadataRequest:
         path = scope["path"]

@@ -16,7 +16,6 @@ All of them send the same bytes for the same request.
 
 import asyncio
 import re
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,8 +49,6 @@ from forewarn.wire.versions import Version
 
 REQUEST_BYTES_MAX = 1024
 POLLS_MAX = 16_384
-TURN_ANSWERS = 256
-"""Long polls that are answered before other connections get their turn."""
 UNUSUAL_HEADERS = frozenset(
     (
         b"content-length",
@@ -106,8 +103,7 @@ class Polls(ConnectionPolicy):
     """What all connections of the metadata listener share.
 
     `parsed` holds the remembered polls by their bytes. `now` is the engine's time in seconds, read
-    once a second. `waiting` counts the long polls in progress; `woken` are those of them that may
-    be over.
+    once a second. `waiting` counts the long polls in progress.
     """
 
     def __init__(self, engine: Engine, config: Config, limits: Limits) -> None:
@@ -121,7 +117,6 @@ class Polls(ConnectionPolicy):
         self._config = config
         self._is_iso = config.not_before_format is NotBeforeFormat.DOCUMENTED
         self._is_by_address = set(config.identify) == {Identify.ADDRESS}
-        self.woken: deque[PollConnection] = deque()
 
     def is_unknown(self, address: str) -> bool:
         """Where VMs are identified by address alone, other addresses can only be refused."""
@@ -166,13 +161,6 @@ class Polls(ConnectionPolicy):
         if poll.is_last:
             more += _CLOSE
         return response.replace(BLANK_LINE, b"\r\n%b\r\n" % more, 1) if more else response
-
-    def answer_some(self) -> None:
-        """Answer the first long polls in the queue; other connections get their turn in between."""
-        for _ in range(min(len(self.woken), TURN_ANSWERS)):
-            self.woken.popleft().answer()
-        if self.woken:
-            asyncio.get_running_loop().call_soon(self.answer_some)
 
     def parse(self, url: bytes, headers: list[Header], *, is_last: bool) -> ParsedPoll | None:
         """The meaning of a GET; None for anything but an ordinary poll.
@@ -273,16 +261,11 @@ class PollConnection(asyncio.Protocol):
     def _wait(self, poll: ParsedPoll | None, place: PublishedScope | None) -> None:
         """Wait for the next change of this scope only, or of none any more."""
         if self._place is not None:
-            self._place.remove_waiter(self.wake)
+            self._place.remove_waiter(self.answer)
         if place is not None:
-            place.add_waiter(self.wake)
+            place.add_waiter(self.answer)
         self._polls.waiting += (poll is not None) - (self._poll is not None)
         self._poll, self._place = poll, place
-
-    def wake(self) -> None:
-        if not self._polls.woken:
-            asyncio.get_running_loop().call_soon(self._polls.answer_some)
-        self._polls.woken.append(self)
 
     def answer(self) -> None:
         """Respond, unless this client's document has not changed and it still wants to wait.
@@ -320,7 +303,7 @@ class PollConnection(asyncio.Protocol):
     def time_out(self) -> None:
         if self._poll is not None:
             self.due_at = 0
-            self.wake()
+            self._polls.board.call_in_turn([self.answer])
         elif self.is_evictable and not self._transport.is_closing():
             self._transport.close()
         else:
