@@ -131,13 +131,15 @@ def _copy(context: typer.Context, source: str, target: str, finish: "Finish | No
         raise Refused("the copy differs from the source; delete the target and copy again")
 
 
-def check_exists(argument: str, url: str, *, may_create: bool = False) -> None:
-    """A typing error must not create a new store."""
+def check_exists(argument: str, url: str, *, may_create: bool = False) -> bool:
+    """Whether the store exists, as far as its name tells. A typing error must not create it."""
     path = url.removeprefix("sqlite:///")
     if url == "memory":
         raise Usage(f"{argument}: a memory store belongs to one process; expected sqlite:///PATH")
-    if path != url and not may_create and not os.path.exists(path):
+    exists = path in (url, "") or os.path.exists(path)
+    if not exists and not may_create:
         raise Usage(f"{argument}: no such file: {path}; expected the store of a service")
+    return exists
 
 
 def run_on_store(

@@ -7,7 +7,6 @@ import json
 import secrets
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -60,7 +59,7 @@ def create(
     if store is None:
         response = connect(context).post("tokens", body=body)
     else:
-        response = _create_in(context, store, body)
+        response = _run_on(context, store, lambda on: _create(on, body), may_create=True)
     if as_json:
         show_json(response)
         return
@@ -90,19 +89,9 @@ def revoke(context: typer.Context, name: Name, *, store: Store = None) -> None:
     print(f"{name} is revoked")
 
 
-def _create_in(context: typer.Context, store: str, body: Mapping[str, str | None]) -> Any:
-    if _is_missing(store):
-        print(f"creating the store {store}", file=sys.stderr)
-    return _run_on(context, store, lambda service: _create(service, body), may_create=True)
-
-
-def _is_missing(store: str) -> bool:
-    path = store.removeprefix("sqlite:///")
-    return path not in (store, "") and not Path(path).exists()
-
-
 def _run_on(context: typer.Context, store: str, work: Work[T], *, may_create: bool = False) -> T:
-    check_exists("--store", store, may_create=may_create)
+    if not check_exists("--store", store, may_create=may_create):
+        print(f"creating the store {store}", file=sys.stderr)
     return run_on_store("token --store", store, work, read_config(context, Config).config)
 
 

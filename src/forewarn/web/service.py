@@ -9,13 +9,9 @@ from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
-from forewarn.engine.record import RAW
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.webhooks import register_records
 from forewarn.store.base import Store
-
-RESPONSE_KIND = "answer"
-"""The responses to requests with an Idempotency-Key."""
 
 
 class Service(NamedTuple):
@@ -36,8 +32,6 @@ def build_service(
     feed = HistoryFeed(store)
     engine.subscribe(lambda entries: feed.notify())
     register_records(engine)
-    # Decoded where they are used, so that unreadable ones can be deleted when there are too many.
-    engine.register(RESPONSE_KIND, RAW, cached=False)
     return Service(
         engine,
         Operations(engine, make_id),

@@ -25,6 +25,7 @@ WEB = FLEET.scopes[0]
 
 async def problems_of(store: MemoryStore) -> list[str]:
     service = build_service(store, VirtualClock(NOON), Timing(), lambda: "")
+    await service.engine.load()
     return (await inspect(service.engine))[1]
 
 
@@ -55,6 +56,7 @@ def test_store_of_a_working_fleet_is_counted_and_fine() -> None:
         await operations.restart("web-0", by="ann")
         revision = (await world.store.load()).revision
         service = build_service(world.store, world.clock, Timing(), world.make_id)
+        await service.engine.load()
         counts, problems = await inspect(service.engine)
         assert (problems, counts["scope"], counts["declared"]) == ([], 2, 1)
         assert counts["history"] == len(await world.store.history())
@@ -71,11 +73,10 @@ def test_store_of_a_working_fleet_is_counted_and_fine() -> None:
             "scope odd: The stored scope record has format 2; this version reads format 1",
         ),
         (Write("scope/odd/", b"{", 0), "scope odd: The stored scope record is damaged: "),
-        (Write("future/x/", b"{", 0), "future x: this version does not know such records"),
-        (scope_with("new", name="web-0"), "VM web-0 is in new/web-0 and web/web-0; expected one"),
+        (scope_with("new", name="web-0"), "VM web-0 is in 2 places; expected one"),
         (
             scope_with("new", address="10.0.0.1"),
-            "address 10.0.0.1 is in new/new-0 and web/web-0; expected one",
+            "address 10.0.0.1 is in 2 places; expected one",
         ),
         (
             Write("campaign-hosts/c7/0", b'{"format":1,"value":[]}', 0),

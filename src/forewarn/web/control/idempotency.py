@@ -24,16 +24,16 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from msgspec.structs import replace
 
 from forewarn.engine.engine import Engine
-from forewarn.engine.record import RecordCodec
+from forewarn.engine.record import RAW, RecordCodec
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Invalid, Unavailable
 from forewarn.store.base import WRITES_MAX, Record
 from forewarn.web.http_status import KeyReused
-from forewarn.web.service import RESPONSE_KIND as KIND
 
 HEADER = "Idempotency-Key"
 KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,198}[\x21-\x7e])?")
 KEY_LENGTH_MAX = 200
+KIND = "answer"
 KEPT_FOR = timedelta(hours=24)
 KEPT_MAX = 2000
 BODY_BYTES_MAX = 16 * 1024
@@ -61,6 +61,8 @@ class Idempotency(ASGIMiddleware):
     """The middleware, and the records of the keys. `make_id` makes the id of a new operation."""
 
     def __init__(self, engine: Engine, make_id: Callable[[], str]) -> None:
+        # Records are decoded here, so that unreadable ones can be deleted when there are too many.
+        engine.register(KIND, RAW, cached=False)
         self._engine = engine
         self._make_id = make_id
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
