@@ -21,16 +21,25 @@ def _pattern(pattern: str, description: str) -> Meta:
     return Meta(pattern=rf"^(?:{pattern})$(?!\n)", description=description)
 
 
-def _whole(first: int, last: int) -> Meta:
-    return Meta(ge=first, le=last, description=f"a whole number from {first} to {last}")
+def number_from(first: int, last: int, what: str = "a whole number") -> Meta:
+    return Meta(ge=first, le=last, description=f"{what} from {first} to {last}")
 
 
 def _text(length_max: int) -> Meta:
     return Meta(max_length=length_max, description=f"text of at most {length_max} characters")
 
 
-def _list(what: str, length_max: int) -> Meta:
+def list_of(what: str, length_max: int) -> Meta:
     return Meta(max_length=length_max, description=f"a list of at most {length_max} {what}")
+
+
+def make_schema(type_: Any) -> dict[str, Any]:
+    """The JSON Schema of a type. The round trip makes lists of tuples, and text of enum members."""
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    schema: dict[str, Any] = msgspec.json.decode(
+        msgspec.json.encode(dialect | msgspec.json.schema(type_))
+    )
+    return schema
 
 
 Name = Annotated[
@@ -61,10 +70,10 @@ Notice = Annotated[
 ]
 VmId = Annotated[str, _pattern("[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}", "a UUID")]
 Mac = Annotated[str, _pattern("([0-9A-Fa-f]{2}[:-]?){5}[0-9A-Fa-f]{2}", "a MAC address")]
-Domain = Annotated[int, _whole(0, 99)]
-Operations = Annotated[int, _whole(1, 10_000)]
+Domain = Annotated[int, number_from(0, 99)]
+Operations = Annotated[int, number_from(1, 10_000)]
 MaxUnavailable = Annotated[
-    Annotated[int, _whole(1, COUNT_MAX)]
+    Annotated[int, number_from(1, COUNT_MAX)]
     | Annotated[str, _pattern("(?:[1-9][0-9]?|100)%", "a percentage from 1% to 100%")]
     | None,
     Meta(description="a number of VMs from 1 to 100000, or a percentage from 1% to 100%"),
@@ -144,7 +153,7 @@ class ScopeEntry(msgspec.Struct, forbid_unknown_fields=True):
     name: Name
     kind: ScopeKind = ScopeKind.VM
     policy: PolicyEntry = msgspec.field(default_factory=PolicyEntry)
-    vms: Annotated[tuple[VmEntry, ...], _list("VMs", VMS_PER_SCOPE_MAX)] = ()
+    vms: Annotated[tuple[VmEntry, ...], list_of("VMs", VMS_PER_SCOPE_MAX)] = ()
 
 
 class FleetFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -152,17 +161,12 @@ class FleetFile(msgspec.Struct, forbid_unknown_fields=True):
 
     scopes: Annotated[
         tuple[Annotated[ScopeEntry, Meta(extra_json_schema=_KIND_VM_HAS_ONE_VM)], ...],
-        _list("scopes", COUNT_MAX),
+        list_of("scopes", COUNT_MAX),
     ]
-    hosts: Annotated[tuple[Name, ...], _list("host names", COUNT_MAX)] = ()
+    hosts: Annotated[tuple[Name, ...], list_of("host names", COUNT_MAX)] = ()
 
 
-# Round trip through JSON: lists for tuples, text for enum members.
-SCHEMA: dict[str, Any] = msgspec.json.decode(
-    msgspec.json.encode(
-        {"$schema": "https://json-schema.org/draft/2020-12/schema"} | msgspec.json.schema(FleetFile)
-    )
-)
+SCHEMA = make_schema(FleetFile)
 """The JSON Schema of the types above.
 
 Only the parser checks what a schema cannot express: duplicate names, addresses and ids, a subnet

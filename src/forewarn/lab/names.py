@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from forewarn.fleetfile.schema import Name
+from forewarn.fleetfile.schema import Name, list_of
 from forewarn.fleetfile.yaml_source import FieldError, Path
 
 ANY, OWN, LEADER = "any", "own", "leader"
@@ -32,10 +32,7 @@ FAULT = "a name that a step gives to a fault with `as`"
 
 _NAME_OR_ANY = Meta(description="a name, or any: one without a pending event, chosen by the seed")
 VmName = Annotated[Name, Reference(VM)]
-VmNames = Annotated[
-    tuple[VmName, ...],
-    Meta(max_length=VMS_MAX, description=f"a list of at most {VMS_MAX} VM names"),
-]
+VmNames = Annotated[tuple[VmName, ...], list_of("VM names", VMS_MAX)]
 TwoVmNames = Annotated[
     tuple[VmName, ...],
     Meta(min_length=2, max_length=VMS_MAX, description="a list of two or more VM names"),

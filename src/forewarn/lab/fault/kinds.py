@@ -6,12 +6,13 @@ faults do to the document is in `shown_document.py`, because it depends on what 
 
 from http import HTTPStatus
 from random import Random
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from forewarn.duration import PATTERN, Duration
+from forewarn.fleetfile.schema import make_schema, number_from
 from forewarn.lab.fault.response import NO_RESPONSE, Ending, FaultyResponse
 from forewarn.lab.names import VmNames
 from forewarn.web.http.message import CONTENT_TYPE, content_length
@@ -20,25 +21,17 @@ TEXT_PLAIN = (b"content-type", b"text/plain; charset=utf-8")
 SECONDS_MAX = 120
 """The slowest first response that the real endpoint has been seen to give."""
 DAYS_7 = 7 * 24 * 3600
+WHOLE_SECONDS = "a whole number of seconds"
 
 _TIMESTAMP = (
     r"2[0-9]{3}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
     r"(Z|[+-][01][0-9]:[0-5][0-9])"
 )
 
-Seconds = Annotated[
-    float, Meta(ge=0, le=SECONDS_MAX, description=f"a number of seconds from 0 to {SECONDS_MAX}")
-]
+Seconds = Annotated[float, number_from(0, SECONDS_MAX, "a number of seconds")]
 Chance = Annotated[float, Meta(ge=0, le=1, description="a number from 0 (never) to 1 (always)")]
-NoticeSeconds = Annotated[
-    int, Meta(ge=0, le=DAYS_7, description=f"a whole number of seconds from 0 to {DAYS_7}")
-]
-SkewSeconds = Annotated[
-    int,
-    Meta(
-        ge=-DAYS_7, le=DAYS_7, description=f"a whole number of seconds from -{DAYS_7} to {DAYS_7}"
-    ),
-]
+NoticeSeconds = Annotated[int, number_from(0, DAYS_7, WHOLE_SECONDS)]
+SkewSeconds = Annotated[int, number_from(-DAYS_7, DAYS_7, WHOLE_SECONDS)]
 Begin = Annotated[
     str,
     Meta(
@@ -46,12 +39,10 @@ Begin = Annotated[
         description="a duration from now such as 90s or 2h, or a time such as 2026-03-04T12:00:00Z",
     ),
 ]
-Count = Annotated[int, Meta(ge=1, le=10**6, description="a whole number from 1 to 1000000")]
-Bytes = Annotated[int, Meta(ge=0, le=10**6, description="a whole number from 0 to 1000000")]
-Changes = Annotated[int, Meta(ge=1, le=63, description="a whole number from 1 to 63")]
-RetryAfter = Annotated[
-    int, Meta(ge=0, le=3600, description="a whole number of seconds from 0 to 3600")
-]
+Count = Annotated[int, number_from(1, 10**6)]
+Bytes = Annotated[int, number_from(0, 10**6)]
+Changes = Annotated[int, number_from(1, 63)]
+RetryAfter = Annotated[int, number_from(0, 3600, WHOLE_SECONDS)]
 
 
 class AnyFault(
@@ -258,9 +249,5 @@ DOCUMENT_FAULTS = (*VIEW_FAULTS, NoEvents)
 BODY_FAULTS = (NoEvents, TextPlain, Empty, Truncate, Reset)
 
 
-SCHEMA: dict[str, Any] = msgspec.json.decode(
-    msgspec.json.encode(
-        {"$schema": "https://json-schema.org/draft/2020-12/schema"} | msgspec.json.schema(Fault)
-    )
-)
+SCHEMA = make_schema(Fault)
 """The JSON Schema of the types above. Only the parser rejects a `from` such as February 30."""

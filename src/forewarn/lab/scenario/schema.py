@@ -20,7 +20,7 @@ from forewarn.duration import EXPECTED, PATTERN, Duration, parse_duration
 from forewarn.errors import NotFound
 from forewarn.fleetfile import parser as fleet_parser
 from forewarn.fleetfile.parser import Fleet
-from forewarn.fleetfile.schema import FleetFile, Name, Text
+from forewarn.fleetfile.schema import FleetFile, Name, Text, list_of, make_schema, number_from
 from forewarn.fleetfile.yaml_source import FieldError, Path, SourceText, convert
 from forewarn.lab.fault.active import check_begin
 from forewarn.lab.fault.kinds import Fault
@@ -39,7 +39,7 @@ NEVER = "never"
 DurationOrNever = Annotated[
     str, Meta(pattern=rf"^(never|{PATTERN})$(?!\n)", description=f"{EXPECTED}, or never")
 ]
-Rate = Annotated[int, Meta(ge=1, le=RATE_MAX, description=f"a whole number from 1 to {RATE_MAX}")]
+Rate = Annotated[int, number_from(1, RATE_MAX)]
 Seed = Annotated[int, Meta(ge=0, le=2**53, description="a whole number, 0 or more")]
 Time = Annotated[datetime, Meta(tz=True, description="a time such as 2030-01-01T00:00:00Z")]
 
@@ -73,10 +73,6 @@ class GuestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     types: tuple[EventType, ...] = ()
 
 
-def _list_of(what: str) -> Meta:
-    return Meta(max_length=COUNT_MAX, description=f"a list of at most {COUNT_MAX} {what}")
-
-
 class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A scenario: the fleet, what happens and when, what is expected, how long it lasts."""
 
@@ -86,18 +82,13 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     about: Text = ""
     seed: Seed = 1
     clock: ClockEntry = ClockEntry()
-    guests: Annotated[tuple[GuestEntry, ...], _list_of("guests")] = ()
-    faults: Annotated[tuple[Fault, ...], _list_of("faults")] = ()
-    steps: Annotated[tuple[ScenarioStep, ...], _list_of("steps")] = ()
-    expectations: Annotated[tuple[Expectation, ...], _list_of("expectations")] = ()
+    guests: Annotated[tuple[GuestEntry, ...], list_of("guests", COUNT_MAX)] = ()
+    faults: Annotated[tuple[Fault, ...], list_of("faults", COUNT_MAX)] = ()
+    steps: Annotated[tuple[ScenarioStep, ...], list_of("steps", COUNT_MAX)] = ()
+    expectations: Annotated[tuple[Expectation, ...], list_of("expectations", COUNT_MAX)] = ()
 
 
-SCHEMA: dict[str, Any] = msgspec.json.decode(
-    msgspec.json.encode(
-        {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-        | msgspec.json.schema(ScenarioFile)
-    )
-)
+SCHEMA = make_schema(ScenarioFile)
 """Only the parser checks what a schema cannot express: unknown names, times that do not fit."""
 
 

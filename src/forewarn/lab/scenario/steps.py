@@ -15,7 +15,7 @@ from forewarn.duration import Duration, parse_duration
 from forewarn.engine.operations import Operations
 from forewarn.errors import NotFound, Refused
 from forewarn.fleetfile import parser as fleet_parser
-from forewarn.fleetfile.schema import FleetFile, Name, Text
+from forewarn.fleetfile.schema import FleetFile, Name, Text, number_from
 from forewarn.lab.fault.kinds import Fault
 from forewarn.lab.names import ANY, EventName, FaultName, HostOrAny, VmName, VmOrAny
 from forewarn.lab.scenario.timeline import BY, Timeline
@@ -23,9 +23,7 @@ from forewarn.lab.service import LabService
 
 TIMES_MAX = 100_000
 
-Times = Annotated[
-    int, Meta(ge=1, le=TIMES_MAX, description=f"a whole number from 1 to {TIMES_MAX}")
-]
+Times = Annotated[int, number_from(1, TIMES_MAX)]
 Seconds = Annotated[
     int, Meta(ge=-1, le=86_400, description="a whole number of seconds from -1 (unknown) to 86400")
 ]
