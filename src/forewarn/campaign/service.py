@@ -169,6 +169,7 @@ class Campaigns:
 
         Canceled, its Scheduled events are canceled, and its Started ones end by themselves.
         """
+        await self._engine.require_caught_up()  # another server may have changed the state
         return await self.apply(campaign_id, lambda draft: set_state(draft, state), by)
 
     async def apply(

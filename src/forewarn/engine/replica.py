@@ -332,6 +332,13 @@ class Replica:
             return False
         return True
 
+    async def require_caught_up(self) -> None:
+        """Catch up, so that "already true" can be believed; Unavailable if the store is lost."""
+        if not await self.catch_up() and self._is_followed():
+            raise Unavailable(
+                "the store does not answer, and another server may have changed this; try again"
+            )
+
     def _is_followed(self) -> bool:
         return self.is_ready or self.stale_since is not None
 

@@ -236,6 +236,21 @@ def test_refusal_is_not_believed_while_the_store_is_lost() -> None:
     run(act)
 
 
+@pytest.mark.parametrize("name", ["apply", "pause a campaign", "cancel a campaign"])
+def test_write_that_is_already_true_is_not_believed_either(name: str) -> None:
+    """Another server may have applied another fleet, or resumed the campaign."""
+
+    async def act(prepared: Prepared) -> None:
+        assert (await prepared.write(name)).is_success
+        await prepared.world.engine.load()
+        prepared.world.engine.is_ready = True
+        assert (await prepared.write(name)).is_success
+        prepared.store.fault = "never answers"
+        assert (await prepared.write(name)).status_code == 503
+
+    run(act)
+
+
 def test_vm_polls_and_gets_503_for_an_approval() -> None:
     async def act(guest: Guest) -> None:
         await guest.call(EVENTS, TRUE)
