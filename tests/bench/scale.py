@@ -61,6 +61,9 @@ class Row(NamedTuple):
 
 
 class Scale(NamedTuple):
+    """`load_before`: the load average of other programs, which disturb what is measured."""
+
+    load_before: float
     rows: list[Row]
     shared: list[shared_port.Row]
 
@@ -143,7 +146,7 @@ class Client:
 
 
 def measure(sizes: tuple[int, ...]) -> Scale:
-    rows = []
+    load_before, rows = os.getloadavg()[0], []
     for store in STORES:
         with empty_store(store) as place, serving(place.url, 1) as (server,):
             base = server.resident_bytes()
@@ -152,7 +155,7 @@ def measure(sizes: tuple[int, ...]) -> Scale:
             with empty_store(store) as place:
                 rows.append(measure_fleet(store, place, vms, base))
     print("two servers that share a port", file=sys.stderr, flush=True)
-    return Scale(rows, shared_port.measure())
+    return Scale(load_before, rows, shared_port.measure())
 
 
 def measure_fleet(store: str, place: Place, vms: int, base: int) -> Row:

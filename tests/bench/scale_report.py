@@ -163,6 +163,7 @@ def write(measured: Scale, page: Path, machine: str) -> None:
     section = SECTION.format(
         day=f"{datetime.now(UTC):%Y-%m-%d}",
         machine=f"{machine}, {version.stdout.splitlines()[0].replace(' Version:', '')}",
+        load=f"{measured.load_before:.1f}",
         tables="\n".join(tables(measured)),
         charts="\n\n".join(images),
         vms_per_scope=VMS_PER_SCOPE,
@@ -180,7 +181,7 @@ def write(measured: Scale, page: Path, machine: str) -> None:
 SECTION = """\
 What 10,000 to 1,000,000 VMs cost, on SQLite and on etcd. This section and its charts were
 written by `python -m tests.bench scale --write docs/benchmarks.md` on {day}
-({machine}).
+({machine}, load average {load} before the run).
 
 {tables}
 
