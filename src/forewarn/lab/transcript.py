@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 
 from forewarn.client.errors import InvalidDocument
-from forewarn.client.models import read_document
+from forewarn.client.models import Document, read_document
 from forewarn.engine.entry import Entry
 
 ENTRIES_MAX = 200_000
@@ -149,17 +150,21 @@ def _describe_request(entry: TranscriptEntry) -> str:
     request = f"{entry.method} {entry.path} {entry.request_body}".rstrip()
     status = str(entry.status) if entry.status else "no response"
     faults = f"  [{', '.join(entry.faults)}]" if entry.faults else ""
-    body = entry.response_body and (
-        _summarize_document(entry.response_body) or _shorten(entry.response_body)
-    )
+    body = _summarize_document(entry.response_body) or _shorten(entry.response_body)
     return f"{_shorten(request)} -> {status}{faults} {body}".rstrip()
+
+
+def read_shown(body: bytes) -> Document | None:
+    """Return the document in a response, if a careful client would accept it."""
+    with suppress(InvalidDocument):
+        return read_document(body) if body else None
+    return None
 
 
 def _summarize_document(body: str) -> str:
     """Summarize a document; empty if the body is not one."""
-    try:
-        document = read_document(body.encode())
-    except InvalidDocument:
+    document = read_shown(body.encode())
+    if document is None:
         return ""
     shown = [
         f"{event.type} {event.status} of {_shorten(', '.join(event.resources))} ({event.id[:8]})"

@@ -9,18 +9,16 @@ States:  IDLE (a poll is planned) -> POLLING -> IDLE. A change during POLLING pl
 
 import asyncio
 import json
-from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 
-from forewarn.client.errors import InvalidDocument
-from forewarn.client.models import Document, Event, read_document
+from forewarn.client.models import Document, Event
 from forewarn.client.protocol import API_VERSION
 from forewarn.core.fleet import Power
 from forewarn.duration import parse_duration
-from forewarn.lab.fault.response import FaultyResponse
 from forewarn.lab.scenario.schema import NEVER, Approves, GuestEntry
 from forewarn.lab.service import LabService
+from forewarn.lab.transcript import read_shown
 
 TARGET = f"/metadata/scheduledevents?api-version={API_VERSION}"
 HEADERS = ((b"metadata", b"true"),)
@@ -76,7 +74,7 @@ class Guest:
             self._is_polling, self._has_news = True, False
             response = await self._lab.request(self.vm, "GET", TARGET, headers=HEADERS)
             self._is_polling = False
-            document = read_good_document(response)
+            document = read_shown(response.body) if response.status == 200 else None
             if document is not None:
                 self._plan_approvals(document)
             has_faults = bool(self._lab.faults.list_active(self.vm, self._lab.clock.now()))
@@ -121,11 +119,3 @@ class Guest:
         if response.status != 200:
             retry_at = self._next_poll_time(self._lab.clock.now())
             self._run_at(retry_at, partial(self._approve, key))
-
-
-def read_good_document(response: FaultyResponse) -> Document | None:
-    """Return the document, if a careful client would accept it."""
-    if response.status == 200 and response.body:
-        with suppress(InvalidDocument):
-            return read_document(response.body)
-    return None

@@ -13,15 +13,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from forewarn.client.errors import InvalidDocument
-from forewarn.client.models import Document, read_document
+from forewarn.client.models import Document, Event
 from forewarn.core.event import EventType, Status
 from forewarn.duration import parse_duration
 from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Invalid
 from forewarn.fleetfile.yaml_source import FieldError, Path
 from forewarn.lab.names import EVENT, VM, shorten_list
-from forewarn.lab.transcript import TranscriptEntry, TranscriptKind
+from forewarn.lab.transcript import TranscriptEntry, TranscriptKind, read_shown
 from forewarn.wire.approval import parse as parse_approval
 
 BY = "scenario"
@@ -124,9 +123,10 @@ class Timeline:
             self._add_change(entry)
         elif entry.kind is TranscriptKind.REQUEST:
             self.requests[entry.vm].append(replace(entry, request_body="", response_body=""))
-            document = read_polled(entry)
-            if document is not None:
-                self._add_sightings(entry, document)
+            if is_poll(entry) and entry.status == 200:
+                document = read_shown(entry.response_body.encode())
+            for event in document.events if document else ():
+                self._add_sighting(entry, event)
         approvals = tuple(self._read_approvals(entry))
         self.approvals += approvals
         for approval in approvals:
@@ -154,12 +154,11 @@ class Timeline:
             is_silent=entry.what == "executed-silently",
         )
 
-    def _add_sightings(self, entry: TranscriptEntry, document: Document) -> None:
-        for event in document.events:
-            shown = (event.type, event.status, event.source)
-            if self._shown.get((entry.vm, event.key)) != shown:
-                self._shown[entry.vm, event.key] = shown
-                self.sightings.append(ShownEvent(entry.at, entry.vm, event.key, *shown))
+    def _add_sighting(self, entry: TranscriptEntry, event: Event) -> None:
+        shown = (event.type, event.status, event.source)
+        if self._shown.get((entry.vm, event.key)) != shown:
+            self._shown[entry.vm, event.key] = shown
+            self.sightings.append(ShownEvent(entry.at, entry.vm, event.key, *shown))
 
     def _read_approvals(self, entry: TranscriptEntry) -> list[ObservedApproval]:
         """Return the approvals by VMs that an entry reports.
@@ -204,13 +203,6 @@ def is_poll(entry: TranscriptEntry) -> bool:
 def is_good(entry: TranscriptEntry) -> bool:
     """Return whether a request got the right response, even if late."""
     return entry.status in GOOD_STATUSES and set(entry.faults) <= DELAYS
-
-
-def read_polled(entry: TranscriptEntry) -> Document | None:
-    if is_poll(entry) and entry.status == 200 and entry.response_body:
-        with suppress(InvalidDocument):
-            return read_document(entry.response_body.encode())
-    return None
 
 
 def format_duration(duration: timedelta) -> str:
