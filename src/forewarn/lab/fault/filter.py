@@ -23,7 +23,7 @@ from forewarn.lab.fault.kinds import (
 )
 from forewarn.lab.fault.response import NO_RESPONSE, Ending, FaultyResponse, call_app
 from forewarn.lab.fault.shown_document import DocumentView, ShownDocument
-from forewarn.lab.fault.tcp import get_connection
+from forewarn.lab.fault.tcp import EXTENSION, FilteredConnection
 from forewarn.lab.transcript import Transcript, TranscriptKind, decode_body
 from forewarn.web.http.listener import Application
 from forewarn.web.http.message import Header
@@ -58,7 +58,7 @@ class FaultFilter:
         self._views: dict[tuple[str, bytes], DocumentView] = {}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        connection = get_connection(scope)
+        connection: FilteredConnection = scope["extensions"][EXTENSION]
         response = await self.respond(scope, receive, connection.sleep)
         await response.send(send, connection)
 

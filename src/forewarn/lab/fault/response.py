@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import NamedTuple
 
-from forewarn.lab.fault.tcp import BreakableConnection
+from forewarn.lab.fault.tcp import FilteredConnection
 from forewarn.web.http.listener import Application
 from forewarn.web.http.message import content_length
 from forewarn.web.metadata.app import Message, Receive, Send
@@ -34,7 +34,7 @@ class FaultyResponse(NamedTuple):
     def with_body(self, body: bytes) -> "FaultyResponse":
         return self.with_header(*content_length(body))._replace(body=body)
 
-    async def send(self, send: Send, connection: BreakableConnection) -> None:
+    async def send(self, send: Send, connection: FilteredConnection) -> None:
         """Send it up to its ending."""
         is_whole = self.ending is Ending.WHOLE
         if self.ending is not Ending.DROP:

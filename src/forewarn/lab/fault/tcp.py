@@ -6,34 +6,16 @@ No poll takes the fast path here: every request reaches the fault filter.
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from forewarn.web.http.message import Header
 from forewarn.web.metadata.fast_path import MetadataConnection, ParsedPoll, Polls
 
 EXTENSION = "forewarn.connection"
 _NO_LINGER = struct.pack("ii", 1, 0)
-
-
-class BreakableConnection(Protocol):
-    """The connection of a request, which may end without a complete response."""
-
-    async def sleep(self, seconds: float) -> bool:
-        """Delay the response. Returns whether the client is still connected."""
-
-    async def reset(self) -> None:
-        """End it by a TCP reset."""
-
-    async def close(self) -> None:
-        """End it as if the response were complete."""
-
-
-def get_connection(scope: MutableMapping[str, Any]) -> BreakableConnection:
-    connection: BreakableConnection = scope["extensions"][EXTENSION]
-    return connection
 
 
 class FilteredPolls(Polls):
@@ -62,12 +44,16 @@ class FilteredConnection(MetadataConnection):
         self._is_lost.set()
 
     async def sleep(self, seconds: float) -> bool:
+        """Delay the response. Returns whether the client is still connected."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._is_lost.wait(), seconds)
         return not self._is_lost.is_set()
 
     async def reset(self) -> None:
-        """What the kernel has is still sent: on loopback it is delivered immediately."""
+        """End it by a TCP reset.
+
+        What the kernel has is still sent: on loopback it is delivered immediately.
+        """
         self._abandon_request()
         if not self.transport.is_closing():
             self.transport.get_extra_info("socket").setsockopt(
@@ -76,6 +62,7 @@ class FilteredConnection(MetadataConnection):
         self.transport.abort()
 
     async def close(self) -> None:
+        """End it as if the response were complete."""
         self._abandon_request()
         self.transport.close()
 
