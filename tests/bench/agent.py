@@ -212,7 +212,7 @@ def poll_many(url: str, polls: int, folder: Path) -> None:
 
     client = Hurried(url)
     client.on_poll = look
-    journal = Journal.open(folder / "growth")
+    journal = Journal(folder / "growth")
     Agent(AgentSettings(endpoint=url, name="web-0", wait_seconds=0), client, journal).run(stop)
     client.close()
     journal.close()

@@ -38,7 +38,7 @@ class MortalJournal(Journal):
 
 def main(file: str, when: str, entries: str) -> int:
     settings = load(Path(file))
-    journal = MortalJournal.open(settings.journal)
+    journal = MortalJournal(settings.journal)
     journal.when, journal.entries_left = when, int(entries)
     client = Client(settings.endpoint)
     stop = threading.Event()

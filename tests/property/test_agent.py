@@ -146,7 +146,7 @@ def test_torn_journal_is_an_earlier_state(
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "journal")
-        journal = UnsyncedJournal.open(path)
+        journal = UnsyncedJournal(path)
         states = [dict(journal.progress)]
         journal.write_event(reboot(), "rule")
         for kind, facts in main:
@@ -157,7 +157,7 @@ def test_torn_journal_is_an_earlier_state(
         text = path.read_bytes()
         path.write_bytes(text[: int(len(text) * part)])
 
-        again = UnsyncedJournal.open(path)
+        again = UnsyncedJournal(path)
         again.close()
 
         assert again.progress in [compacted(state) for state in states]
@@ -229,7 +229,7 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         path, clock = Path(folder, "journal"), FakeTime().clock()
-        journal = UnsyncedJournal.open(path)
+        journal = UnsyncedJournal(path)
         journal.write_event(reboot(), "r")
         for kind, facts in STORY:
             journal.write("E1", kind, **facts)
@@ -239,7 +239,7 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
         lines[index] = damaged(lines[index], data)
         path.write_bytes(b"\n".join(lines) + b"\n")
 
-        journal = UnsyncedJournal.open(path)
+        journal = UnsyncedJournal(path)
         shared = AgentContext("web-0", journal, LocalPrograms(), clock, Counters())
         for progress in journal.progress.values():
             workflow = Workflow(Rule("r"), progress.event, shared)
@@ -249,7 +249,7 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
             workflow.run()
             assert workflow.is_done
         journal.close()
-        again = UnsyncedJournal.open(path)
+        again = UnsyncedJournal(path)
         again.close()
         assert list(again.progress) == list(journal.progress)
 
@@ -307,7 +307,7 @@ class Restarts:
     def run_until_killed(self, change: str, writes: int) -> Progress:
         """One process: it reads the change, works, and is killed after so many writes."""
         clock = FakeTime().clock()
-        journal = MortalJournal.open(self.path)
+        journal = MortalJournal(self.path)
         journal.writes_left = writes
         done = {
             place

@@ -94,7 +94,7 @@ class Daemon:
         if options.is_dry_run:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="forewarn-agent-"))
             journal_path, socket, listen = Path(directory, "journal"), None, ""
-        journal = Journal.open(journal_path)
+        journal = Journal(journal_path)
         stack.callback(journal.close)
         self._client = Client(settings.endpoint, api_version=settings.api_version)
         stack.callback(self._client.close)

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, ClassVar, Self
+from typing import IO, ClassVar
 
 from forewarn.agent.progress import (
     EntryKind,
@@ -41,8 +41,11 @@ class JournalLost(Unavailable):
 
 
 class Journal:
-    """`progress` is what the entries fold to, by the event's key. It is replaced, never changed:
-    read it from any thread.
+    """The journal at a path, created if it does not exist. Raises JournalLost if it cannot be
+    used, or another agent uses it.
+
+    `progress` is what the entries fold to, by the event's key. It is replaced, never changed: read
+    it from any thread.
 
     `done_max` events that are over are remembered, in case a lagging endpoint shows one again.
     """
@@ -61,14 +64,6 @@ class Journal:
             self.progress = self._read()
             self._rewrite()
             on_failure.pop_all()
-
-    @classmethod
-    def open(cls, path: Path) -> Self:
-        """The journal at this path, created if it does not exist.
-
-        Raises JournalLost if it cannot be used, or another agent uses it.
-        """
-        return cls(path)
 
     def close(self) -> None:
         with self._lock:

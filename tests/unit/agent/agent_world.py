@@ -100,7 +100,7 @@ class World:
         self.folder = folder
         self.time = FakeTime()
         self.ran: list[str] = []
-        self.journal: Journal = UnsyncedJournal.open(folder / "journal")
+        self.journal: Journal = UnsyncedJournal(folder / "journal")
 
     def step(
         self, name: str, effect: Callable[[StepContext], None] = do_nothing, **options: object
@@ -122,7 +122,7 @@ class World:
 
     def use_journal(self, kind: type[Journal]) -> None:
         self.journal.close()
-        self.journal = kind.open(self.folder / "journal")
+        self.journal = kind(self.folder / "journal")
 
     def rule(self, **more: object) -> Rule:
         """A rule with one step per phase, that approves when prepared."""

@@ -42,11 +42,11 @@ def kinds(path: Path) -> list[str]:
 
 def test_entries_survive_a_restart(path: Path) -> None:
     """The journal survives the reboot that the event is about."""
-    first = Journal.open(path)
+    first = Journal(path)
     write_story(first)
     first.close()
 
-    second = Journal.open(path)
+    second = Journal(path)
     second.close()
 
     assert second.progress == first.progress
@@ -64,7 +64,7 @@ def test_entries_survive_a_restart(path: Path) -> None:
 
 def test_entry_is_in_the_file_before_write_returns(path: Path) -> None:
     """The caller acts then, and may be killed."""
-    journal = Journal.open(path)
+    journal = Journal(path)
     journal.write_event(reboot(), "drain")
 
     assert kinds(path) == ["seen"]
@@ -88,7 +88,7 @@ def test_entry_is_fsynced_before_write_returns(
             found = os.fstat(handle)
             synced.append("folder" if stat.S_ISDIR(found.st_mode) else found.st_size)
 
-    journal = Watched.open(path)
+    journal = Watched(path)
     assert synced == [0, "folder"]
     journal.write_event(reboot(), "drain")
     assert synced[2:] == [path.stat().st_size]
@@ -99,7 +99,7 @@ def test_entry_is_fsynced_before_write_returns(
 
 def test_repeated_entry_writes_nothing(path: Path) -> None:
     """An agent that crashes at the same place forever must not fill the disk."""
-    journal = Journal.open(path)
+    journal = Journal(path)
     write_story(journal)
     before = path.read_bytes()
     journal.write("E1", EntryKind.BEGUN, phase=WorkflowPhase.PREPARE)
@@ -138,7 +138,7 @@ def test_invalid_line_is_logged_and_a_copy_kept(
     path: Path, line: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Valid lines still count; an operator can inspect the others."""
-    journal = Journal.open(path)
+    journal = Journal(path)
     write_story(journal)
     journal.close()
     damaged = line + b"\n" + path.read_bytes()
@@ -146,7 +146,7 @@ def test_invalid_line_is_logged_and_a_copy_kept(
     path.write_bytes(damaged)
 
     with caplog.at_level(logging.ERROR):
-        again = Journal.open(path)
+        again = Journal(path)
     again.close()
 
     assert again.progress == journal.progress
@@ -156,14 +156,14 @@ def test_invalid_line_is_logged_and_a_copy_kept(
 
 def test_journal_stays_small_when_every_poll_changes_much(path: Path) -> None:
     """The file may double and grow by a limit, not grow with every poll."""
-    journal = Journal.open(path)
+    journal = Journal(path)
     sizes = []
     for number in range(60):
         journal.write_event(reboot(resources=(f"web-{number}", "x" * 100_000)), "drain")
         sizes.append(path.stat().st_size)
     journal.close()
 
-    again = Journal.open(path)
+    again = Journal(path)
     again.close()
     assert max(sizes) < GROWTH_BYTES_MAX + 500_000
     assert again.progress == journal.progress
@@ -171,7 +171,7 @@ def test_journal_stays_small_when_every_poll_changes_much(path: Path) -> None:
 
 def test_long_description_is_cut_and_unknown_members_left_out(path: Path) -> None:
     """The endpoint chooses them, and may change them with every poll."""
-    journal = Journal.open(path)
+    journal = Journal(path)
     journal.write_event(
         reboot(description="x" * 1_000_000, extra={"Note": "y" * 1_000_000}), "drain"
     )
@@ -183,11 +183,11 @@ def test_long_description_is_cut_and_unknown_members_left_out(path: Path) -> Non
 
 def test_details_of_a_finished_event_are_not_kept(path: Path) -> None:
     """256 such events are remembered, only to recognise them."""
-    journal = Journal.open(path)
+    journal = Journal(path)
     journal.write_event(reboot(resources=("x" * 100_000,)), "drain")
     journal.write("E1", EntryKind.FINISHED)
     journal.close()
-    again = Journal.open(path)
+    again = Journal(path)
     again.close()
 
     assert path.stat().st_size < 1_000
@@ -196,14 +196,14 @@ def test_details_of_a_finished_event_are_not_kept(path: Path) -> None:
 
 def test_finished_events_are_remembered_up_to_a_limit(path: Path) -> None:
     """In case a lagging endpoint shows one again. Current events never count."""
-    journal = Short.open(path)
+    journal = Short(path)
     journal.write_event(reboot("LIVE"), "drain")
     for number in range(5):
         journal.write_event(reboot(f"E{number}"), "drain")
         journal.write(f"E{number}", EntryKind.FINISHED)
     journal.close()
 
-    again = Short.open(path)
+    again = Short(path)
     again.close()
 
     assert list(again.progress) == ["LIVE", "E3", "E4"]
@@ -224,7 +224,7 @@ class Full(Journal):
 
 def test_full_disk_raises_and_changes_nothing(path: Path) -> None:
     """The caller must not act. When there is space again, half a line must not spoil the next."""
-    journal = Full.open(path)
+    journal = Full(path)
     journal.write_event(reboot(), "drain")
     journal.is_full = True
     for _ in range(2):
@@ -245,12 +245,12 @@ def test_torn_last_line_is_ignored(path: Path, cut: int) -> None:
 
     The agent has not acted on it: write had not returned.
     """
-    journal = Journal.open(path)
+    journal = Journal(path)
     write_story(journal)
     journal.close()
     path.write_bytes(path.read_bytes()[:-cut])
 
-    again = Journal.open(path)
+    again = Journal(path)
 
     assert EntryKind.APPROVING not in again.progress["E1"].marks
     assert not list(path.parent.glob("*.damaged"))
@@ -261,12 +261,12 @@ def test_torn_last_line_is_ignored(path: Path, cut: int) -> None:
 
 def test_file_left_by_a_crash_while_it_is_compacted_is_ignored(path: Path) -> None:
     """It takes effect when it is complete and renamed."""
-    journal = Journal.open(path)
+    journal = Journal(path)
     write_story(journal)
     journal.close()
     path.with_name("journal.new").write_bytes(b'{"id":"E1","what":"app')
 
-    again = Journal.open(path)
+    again = Journal(path)
     again.close()
 
     assert again.progress == journal.progress
@@ -274,20 +274,20 @@ def test_file_left_by_a_crash_while_it_is_compacted_is_ignored(path: Path) -> No
 
 def test_two_agents_cannot_use_one_journal(path: Path) -> None:
     """Both would prepare, without knowing of each other. The lock ends with its process."""
-    first = Journal.open(path)
+    first = Journal(path)
     with pytest.raises(JournalLost, match="another agent"):
-        Journal.open(path)
+        Journal(path)
     first.close()
 
-    Journal.open(path).close()
+    Journal(path).close()
 
 
 def test_closed_journal_is_never_written(path: Path) -> None:
     """A step that was left behind may end when the next agent has the journal."""
-    old = Journal.open(path)
+    old = Journal(path)
     write_story(old)
     old.close()
-    new = Journal.open(path)
+    new = Journal(path)
     new.write_event(reboot("E2"), "drain")
     before = path.read_bytes()
 
@@ -302,12 +302,12 @@ def test_journal_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     """A typo in the path is found at start, not when the first event comes."""
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalLost, match=r"cannot use the journal .*file/journal"):
-        Journal.open(tmp_path / "file" / "journal")
+        Journal(tmp_path / "file" / "journal")
 
 
 def test_changed_event_keeps_its_rule_and_progress(path: Path) -> None:
     """NotBefore may move, an event starts; what was prepared stays prepared."""
-    journal = Journal.open(path)
+    journal = Journal(path)
     write_story(journal)
     journal.write_event(started(reboot()), "another rule")
     journal.close()
@@ -338,7 +338,7 @@ def test_journal_of_version_0_2_is_read(path: Path) -> None:
     """An agent upgraded in the middle of an event must continue it."""
     path.parent.mkdir()
     path.write_text(VERSION_0_2)
-    journal = Journal.open(path)
+    journal = Journal(path)
     journal.close()
 
     progress = journal.progress["E1"]
