@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from datetime import UTC
 from enum import StrEnum
@@ -104,28 +105,22 @@ def call_with_timeout(context: StepContext, seconds: float, work: Callable[[], T
 
     For calls that have no limit of their own: DNS lookups, slow responses, lost file servers.
     """
-    results: list[T] = []
-    errors: list[Exception] = []
-    is_over = threading.Event()
+    future: Future[T] = Future()
 
     def attempt() -> None:
         try:
-            results.append(work())
+            future.set_result(work())
         except Exception as error:
-            errors.append(error)
-        finally:
-            is_over.set()
+            future.set_exception(error)
 
     end = context.now() + min(seconds, context.seconds_left)
     threading.Thread(target=attempt, name="forewarn-step-call", daemon=True).start()
-    while not is_over.wait(CHECK_SECONDS / 2):  # ends with the work or the first of its limits
+    while not wait([future], CHECK_SECONDS / 2).done:  # ends with the work or one of its limits
         if context.stop.is_set():
             raise StepFailed("stopped early: no response yet")
         if context.now() >= end:
             raise TimeoutError(f"no response within {seconds:.3g} seconds")
-    if errors:
-        raise errors[0]
-    return results[0]
+    return future.result()
 
 
 # Facts about the event: `EVENT_ID` in an environment, `{event_id}` in a text. The names are those
