@@ -247,7 +247,7 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
             workflow.status()
             workflow.finish()
             workflow.run()
-            assert workflow.is_done
+            assert workflow.progress.is_done
         journal.close()
         again = UnsyncedJournal(path)
         again.close()

@@ -209,7 +209,7 @@ class Agent:
         resumed = [
             (workflow, event)
             for event in document.events
-            if (workflow := self._workflows.get(event.key)) and not workflow.is_shown
+            if (workflow := self._workflows.get(event.key)) and workflow.seconds_left is None
         ]
         for workflow, event in resumed:
             workflow.update(event)
@@ -262,7 +262,7 @@ class Agent:
             self._workflows = {
                 key: workflow
                 for key, workflow in self._workflows.items()
-                if key in self._workers or not workflow.is_done
+                if key in self._workers or not workflow.progress.is_done
             }
             self._approved.intersection_update(self._workflows)
             waiting = [

@@ -121,10 +121,6 @@ class Workflow:
         return self._deadline - self._context.clock.monotonic()
 
     @property
-    def is_shown(self) -> bool:
-        return self._sighting.is_shown
-
-    @property
     def next_phase(self) -> WorkflowPhase | None:
         context, key = self._context, self.event.key
         others = (
@@ -139,10 +135,6 @@ class Workflow:
         if self._stopped.is_set():
             return False
         return self._has_unwritten_changes() or self.next_phase is not None
-
-    @property
-    def is_done(self) -> bool:
-        return self.progress.is_done
 
     @property
     def wants_approval(self) -> bool:
@@ -234,9 +226,7 @@ class Workflow:
 
     def _event_for(self, phase: WorkflowPhase) -> Event:
         """Recover is for all the resources that the event had at first."""
-        resources = self.progress.resources
-        is_recover = phase is WorkflowPhase.RECOVER
-        return replace(self.event, resources=resources) if is_recover else self.event
+        return self.progress.original_event if phase is WorkflowPhase.RECOVER else self.event
 
     def _run_steps(self, phase: WorkflowPhase) -> bool:
         """Whether the phase may continue after its steps. Steps with an end in the journal are

@@ -54,7 +54,7 @@ def test_event_is_prepared_started_and_recovered_once(world: World) -> None:
     for _ in range(2):
         workflow.run()
     assert world.ran == ["prepare", "start", "recover"]
-    assert workflow.is_done
+    assert workflow.progress.is_done
 
 
 def test_canceled_event_is_recovered_without_start(world: World) -> None:
@@ -74,7 +74,7 @@ def test_event_that_ended_before_any_phase_needs_no_recovery(world: World) -> No
     workflow.run()
 
     assert world.ran == []
-    assert workflow.is_done
+    assert workflow.progress.is_done
 
 
 def test_event_first_seen_started_skips_prepare(world: World) -> None:
@@ -329,7 +329,7 @@ def test_end_of_the_event_interrupts_the_phase_and_recovers(world: World, phase:
     workflow[0].run()
 
     assert world.ran == ["a", "recover"]
-    assert workflow[0].is_done
+    assert workflow[0].progress.is_done
 
 
 def test_event_that_no_longer_names_this_vm_is_over(world: World) -> None:
