@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from forewarn.agent.rules import PlannedStep, Rule
 from forewarn.agent.steps import make_step
 from forewarn.client.backoff import PERIOD_SECONDS
 from forewarn.client.http1 import Endpoint
-from forewarn.client.protocol import API_VERSION
+from forewarn.client.protocol import API_VERSION, DEFAULT_ENDPOINT
 from forewarn.errors import Invalid
 
 BYTES_MAX = 1024 * 1024
@@ -28,15 +29,11 @@ RULES_MAX = 256
 RULE_HEADER = re.compile(r"^[ \t]*\[\[[ \t]*rule[ \t]*\]\]", re.MULTILINE)
 
 
-def _convert_endpoint(value: object, path: str) -> str:
-    if not isinstance(value, str):
-        reject(path, value, "the URL of an endpoint")
-    try:
-        if value:
-            Endpoint.parse(value)
-    except Invalid as error:
-        reject(path, value, f"the URL of an endpoint ({error.message})")
-    return value
+def _is_endpoint(value: object) -> bool:
+    """Or "", which is discovered."""
+    with suppress(Invalid):
+        return value == "" or (isinstance(value, str) and bool(Endpoint.parse(value)))
+    return False
 
 
 def _is_address(value: object) -> bool:
@@ -46,6 +43,7 @@ def _is_address(value: object) -> bool:
     return value == "" or (is_text(value) and bool(host) and is_port)
 
 
+ENDPOINT_FORM = f"the URL of an endpoint (such as {DEFAULT_ENDPOINT})"
 LISTEN_FORM = "an address and a port, such as 127.0.0.1:9480"
 
 
@@ -56,7 +54,7 @@ class AgentSettings:
     `hooks` is a directory of executables that run at the end of each phase of every rule.
     """
 
-    endpoint: Annotated[str, _convert_endpoint] = ""
+    endpoint: Annotated[str, checked(ENDPOINT_FORM, _is_endpoint)] = ""
     name: str = ""
     journal: Path = Path("/var/lib/forewarn-agent/journal")
     socket: Path | None = None
