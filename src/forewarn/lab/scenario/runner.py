@@ -4,7 +4,7 @@ import asyncio
 import random
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from forewarn.duration import parse_duration
 from forewarn.engine.board import PublishedScope
-from forewarn.engine.operations import ScopedEvent
 from forewarn.errors import Error, Invalid, NotFound
 from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import parse_begin
@@ -162,7 +161,8 @@ class Runner:
         self._start = lab.clock.now()
         self._end = self._start + self._scale(self._file.until)
         is_real = not isinstance(lab.clock, VirtualClock)
-        self._timeline = Timeline(self._start, self._find_event, rate=lab.rate, is_real=is_real)
+        find = lab.engine.board.find_event
+        self._timeline = Timeline(self._start, find, rate=lab.rate, is_real=is_real)
         rng = random.Random(f"steps {seed}")
         self._stage = Stage(lab, self._timeline, rng, fault_ids={})
         self._conditions = dict(scenario.conditions)
@@ -300,11 +300,6 @@ class Runner:
     def _scale(self, duration: str) -> timedelta:
         """Convert a duration of the scenario to the lab's clock."""
         return parse_duration(duration) / self._lab.rate
-
-    def _find_event(self, event_id: str) -> ScopedEvent | None:
-        with suppress(Error):
-            return self._lab.operations.find_event(event_id)
-        return None
 
 
 async def wait_for_failure(program: Process) -> None:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from forewarn.client.models import Document, Event
-from forewarn.core.event import EventType, Status
+from forewarn.client.models import Document
+from forewarn.core.event import Event, EventType, Status
 from forewarn.duration import parse_duration
-from forewarn.engine.operations import ScopedEvent
+from forewarn.engine.board import PublishedScope
 from forewarn.errors import Invalid
 from forewarn.fleetfile.yaml_source import FieldError, Path
 from forewarn.lab.names import EVENT, VM, shorten_list
@@ -99,7 +99,7 @@ class Timeline:
     def __init__(
         self,
         start: datetime,
-        find: Callable[[str], ScopedEvent | None],
+        find: Callable[[str], tuple[PublishedScope, Event] | None],
         *,
         rate: float = 1.0,
         is_real: bool = False,
@@ -125,8 +125,8 @@ class Timeline:
             self.requests[entry.vm].append(replace(entry, request_body="", response_body=""))
             if is_poll(entry) and entry.status == 200:
                 document = read_shown(entry.response_body.encode())
-            for event in document.events if document else ():
-                self._add_sighting(entry, event)
+            if document is not None:
+                self._add_sightings(entry, document)
         approvals = tuple(self._read_approvals(entry))
         self.approvals += approvals
         for approval in approvals:
@@ -142,23 +142,24 @@ class Timeline:
             self.events[entry.event].changes.append(entry)
 
     def _track(self, entry: TranscriptEntry) -> TrackedEvent:
-        found = self._find(entry.event)
+        published, event = self._find(entry.event) or (None, None)
         author, _, name = entry.by.partition(": ")
         return TrackedEvent(
             id=entry.event,
             name=name if author == BY else "",
             at=entry.at,
-            type=str(found.event.type) if found else "",
-            resources=found.event.resources if found else (entry.vm,),
-            vms=tuple(vm.name for vm in found.scope.vms) if found else (entry.vm,),
+            type=str(event.type) if event else "",
+            resources=event.resources if event else (entry.vm,),
+            vms=tuple(vm.name for vm in published.scope.vms) if published else (entry.vm,),
             is_silent=entry.what == "executed-silently",
         )
 
-    def _add_sighting(self, entry: TranscriptEntry, event: Event) -> None:
-        shown = (event.type, event.status, event.source)
-        if self._shown.get((entry.vm, event.key)) != shown:
-            self._shown[entry.vm, event.key] = shown
-            self.sightings.append(ShownEvent(entry.at, entry.vm, event.key, *shown))
+    def _add_sightings(self, entry: TranscriptEntry, document: Document) -> None:
+        for event in document.events:
+            shown = (event.type, event.status, event.source)
+            if self._shown.get((entry.vm, event.key)) != shown:
+                self._shown[entry.vm, event.key] = shown
+                self.sightings.append(ShownEvent(entry.at, entry.vm, event.key, *shown))
 
     def _read_approvals(self, entry: TranscriptEntry) -> list[ObservedApproval]:
         """Return the approvals by VMs that an entry reports.

@@ -8,7 +8,7 @@ import msgspec
 
 from forewarn.core.event import Cause, Event, EventType, Source, Status
 from forewarn.core.fleet import Scope
-from forewarn.engine.operations import ScopedEvent
+from forewarn.engine.board import PublishedScope
 from forewarn.lab.scenario.expectations import Expectation, ScenarioVerdict, judge
 from forewarn.lab.scenario.timeline import Timeline
 from forewarn.lab.transcript import TranscriptEntry, TranscriptKind
@@ -25,7 +25,7 @@ class TimelineBuilder:
     """A timeline, and the verdict on one expectation about it."""
 
     def __init__(self, *, rate: float = 1.0, is_real: bool = False, **expected: Any) -> None:
-        self._live: dict[str, ScopedEvent] = {}
+        self._live: dict[str, tuple[PublishedScope, Event]] = {}
         self._count = 0
         self._expected: Expectation = msgspec.convert(expected, Expectation)
         self.timeline = Timeline(NOON, self._live.get, rate=rate, is_real=is_real)
@@ -51,9 +51,8 @@ class TimelineBuilder:
             description="",
             created_at=at(seconds),
         )
-        self._live[event.id] = ScopedEvent(
-            Scope(name="web", vms=tuple(vm(name) for name in MEMBERS)), event
-        )
+        scope = Scope(name="web", vms=tuple(vm(name) for name in MEMBERS))
+        self._live[event.id] = (PublishedScope(scope), event)
         return self.change("scheduled", number, seconds=seconds, by=f"scenario: {name}")
 
     def change(
