@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forewarn.agent.steps import KINDS, make_step
-from forewarn.agent.steps.base import StepContext, StepFailed, StepTimedOut, WorkflowPhase
+from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase
 from forewarn.client import Event
 from tests.e2e.api_server import ApiServer, Pod, certify, serving
 from tests.e2e.balancer import balancing
@@ -57,7 +57,7 @@ def test_run_terminates_a_command_with_all_its_children(tmp_path: Path) -> None:
     )
     tree = deep + f"subprocess.Popen([sys.executable, '-c', {leaf!r}]); time.sleep(600)"
     step = make_step("run", {"command": [sys.executable, "-c", tree], "grace_seconds": 0.5}, "W")
-    with pytest.raises(StepTimedOut):
+    with pytest.raises(StepFailed, match="at its time limit"):
         step.run(context_until(tmp_path / "leaf"))
 
     leaf_stat = Path(f"/proc/{(tmp_path / 'leaf').read_text()}/stat")
@@ -110,7 +110,7 @@ def test_haproxy_reports_remaining_sessions_and_rejections(
     tmp_path: Path,
 ) -> None:
     with balancing(tmp_path) as balancer, balancer.session(), balancer.session():
-        with pytest.raises(StepTimedOut, match=r"sessions remain: {'web/web-0': 1}"):
+        with pytest.raises(StepFailed, match=r"timed out: .*sessions remain: {'web/web-0': 1}"):
             run("haproxy", {"socket": balancer.path, "servers": ["web/web-0"]}, seconds=2)
         with pytest.raises(
             StepFailed, match="HAProxy cannot set web/web-9 to drain: No such server"
@@ -184,7 +184,9 @@ def test_kubernetes_limits_the_grace_to_the_time_left(tmp_path: Path) -> None:
 def test_kubernetes_reports_pods_that_do_not_end(tmp_path: Path) -> None:
     """A lost kubelet does not end them, whatever the grace."""
     with serving(tmp_path, Pod("stuck", gone_at=float("inf"))) as api:
-        with pytest.raises(StepTimedOut, match=r"still on the node: default/stuck \(terminating\)"):
+        with pytest.raises(
+            StepFailed, match=r"timed out: .*still on the node: default/stuck \(terminating\)"
+        ):
             run("kubernetes", kubernetes(api, tmp_path), seconds=2)
 
         assert api.evictions == []
@@ -195,8 +197,8 @@ def test_kubernetes_reports_pods_held_back_by_a_budget(tmp_path: Path) -> None:
     """And never forces them: that is an operator's decision."""
     with serving(tmp_path, Pod("a", budget="none"), budgets={"none": 0}) as api:
         with pytest.raises(
-            StepTimedOut,
-            match=r"default/a \(held back: status 429: Cannot evict pod .* disruption budget",
+            StepFailed,
+            match=r"^timed out: .*default/a \(held back: status 429: Cannot evict pod .* budget",
         ):
             run("kubernetes", kubernetes(api, tmp_path), seconds=3)
 
@@ -249,7 +251,7 @@ def test_kubernetes_verifies_the_server_with_its_ca_file(tmp_path: Path) -> None
     (tmp_path / "other").mkdir()
     certify(tmp_path / "other")
     with serving(tmp_path) as api:
-        with pytest.raises(StepTimedOut, match="certificate verify failed"):
+        with pytest.raises(StepFailed, match=r"timed out: .*certificate verify failed"):
             run(
                 "kubernetes",
                 kubernetes(api, tmp_path, ca_file=str(tmp_path / "other" / "ca.crt")),
@@ -268,7 +270,7 @@ def test_http_calls_verified_https_and_plain_http(tmp_path: Path) -> None:
             "headers": {"Authorization": "Bearer let-me-in"},
         }
         run("http", {**spec, "ca_file": str(tmp_path / "ca.crt")})
-        with pytest.raises(StepTimedOut, match="certificate verify failed"):
+        with pytest.raises(StepFailed, match=r"timed out: .*certificate verify failed"):
             run("http", spec, seconds=2)
     with Server(503, 202).running() as server:
         run("http", {"url": server.url, "shape": "cloudevents", "expect": [202]})

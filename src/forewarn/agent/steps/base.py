@@ -38,12 +38,6 @@ class StepFailed(Error):
     code = "step_failed"
 
 
-class StepTimedOut(StepFailed):
-    """The step reached its time limit."""
-
-    code = "step_timed_out"
-
-
 @dataclass(frozen=True, slots=True)
 class StepContext:
     """What a step runs for, and how long it may take.
@@ -90,14 +84,12 @@ def pause(context: StepContext, seconds: float, waiting_for: str) -> None:
     if context.wait(seconds):
         raise StepFailed(f"stopped early: {waiting_for}")
     if context.seconds_left <= 0:
-        raise StepTimedOut(f"timed out: {waiting_for}")
+        raise StepFailed(f"timed out: {waiting_for}")
 
 
 def combine(failures: Sequence[StepFailed]) -> StepFailed:
-    """Several failures as one. StepTimedOut only if every one of them timed out."""
-    is_timeout = all(isinstance(failure, StepTimedOut) for failure in failures)
-    kind = StepTimedOut if is_timeout else StepFailed
-    return kind("; ".join(dict.fromkeys(failure.message for failure in failures)))
+    """Several failures as one."""
+    return StepFailed("; ".join(dict.fromkeys(failure.message for failure in failures)))
 
 
 def call_with_timeout(context: StepContext, seconds: float, work: Callable[[], T]) -> T:

@@ -21,7 +21,6 @@ from forewarn.agent.steps.base import (
     CHECK_SECONDS,
     StepContext,
     StepFailed,
-    StepTimedOut,
     WorkflowPhase,
     combine,
     event_environment,
@@ -145,7 +144,7 @@ def run_command(command: RunStep, context: StepContext) -> str:
     whole process group is terminated.
     """
     if context.seconds_left <= 0:
-        raise StepTimedOut(f"{command.name} was not run: no time left")
+        raise StepFailed(f"{command.name} was not run: no time left")
     # The command gets at least half of the time before SIGTERM.
     grace_seconds = min(command.grace_seconds, context.seconds_left / 2)
     process = _start(command, context)
@@ -244,7 +243,7 @@ def _failure(command: RunStep, code: int | None, context: StepContext, output: s
     if code is None and context.stop.is_set():
         return StepFailed(f"{command.name} was terminated: stopped early{output}")
     if code is None:
-        return StepTimedOut(f"{command.name} was terminated at its time limit{output}")
+        return StepFailed(f"{command.name} was terminated at its time limit{output}")
     if code >= 0:
         return StepFailed(f"{command.name} ended with exit code {code}{output}", exit_code=code)
     names = {number.value: number.name for number in signal.Signals}

@@ -12,7 +12,6 @@ from forewarn.agent.config_reader import checked, is_text, list_of
 from forewarn.agent.steps.base import (
     StepContext,
     StepFailed,
-    StepTimedOut,
     WorkflowPhase,
     call_with_timeout,
     combine,
@@ -97,8 +96,7 @@ class HaproxyStep:
         try:
             return call_with_timeout(context, CALL_SECONDS, lambda: _call(self.socket, command))
         except (OSError, ValueError) as error:  # ValueError: an impossible host name
-            kind = StepTimedOut if isinstance(error, TimeoutError) else StepFailed
-            raise kind(f"HAProxy at {self.socket} does not respond: {error}") from error
+            raise StepFailed(f"HAProxy at {self.socket} does not respond: {error}") from error
 
 
 def _call(address: str, command: str) -> str:

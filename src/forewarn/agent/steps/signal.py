@@ -14,7 +14,6 @@ from forewarn.agent.steps.base import (
     CHECK_SECONDS,
     StepContext,
     StepFailed,
-    StepTimedOut,
     call_with_timeout,
     pause,
 )
@@ -83,7 +82,7 @@ class SignalStep:
                 context, context.seconds_left, lambda: _stat_version(self.until_file)
             )
         except TimeoutError as error:
-            raise StepTimedOut(f"cannot read {self.until_file}: {error}") from error
+            raise StepFailed(f"cannot read {self.until_file}: {error}") from error
 
     def _find_pid(self, context: StepContext) -> int:
         """Never 0, 1 or negative: those mean process groups, init, or all processes."""

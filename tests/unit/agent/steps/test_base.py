@@ -8,7 +8,6 @@ import pytest
 
 from forewarn.agent.steps.base import (
     StepFailed,
-    StepTimedOut,
     call_with_timeout,
     escape_json,
     escape_line,
@@ -94,12 +93,12 @@ def test_waiting_ends_when_the_step_must_stop() -> None:
     with pytest.raises(StepFailed, match="stopped early: x") as failure:
         pause(context(stop=True), 60, "x")
 
-    assert not isinstance(failure.value, StepTimedOut)
+    assert "time" not in failure.value.message
 
 
 def test_pause_that_reaches_the_limit_ends_the_step() -> None:
     """Another attempt would have no time, and hide the true reason."""
-    with pytest.raises(StepTimedOut, match="the true reason"):
+    with pytest.raises(StepFailed, match=r"timed out: .*the true reason"):
         pause(context(is_simulated=True), 60, "the true reason")
 
 
