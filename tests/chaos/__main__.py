@@ -80,8 +80,10 @@ def run_inside(chosen: argparse.Namespace) -> None:
         if chosen.calm_seconds:
             time.sleep(chosen.calm_seconds)
         for name in plan(chosen, chance):
-            faults.append(make_fault(cluster, name, chance))
-            print(f"{time.time() - began_at:6.1f} s  {name}: {faults[-1].target}", flush=True)
+            fault = make_fault(cluster, name, chance)
+            faults.append(fault)
+            clock = f" {fault.clock_seconds:+g} s" if fault.clock_seconds else ""
+            print(f"{time.time() - began_at:6.1f} s  {name}: {fault.target}{clock}", flush=True)
             time.sleep(chance.uniform(*(LONG_CALM_SECONDS if chosen.minutes else CALM_SECONDS)))
         for server in cluster.servers:
             server.request("quiet")

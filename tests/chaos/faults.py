@@ -7,38 +7,55 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 from forewarn.engine.lease import TTL_SECONDS
-from tests.chaos.cluster import Cluster, Server, wait_until
+from tests.chaos.cluster import IMPACT_SECONDS, Cluster, Server, wait_until
 from tests.chaos.history import Fault
 
 LONGER_THAN_A_LEASE = TTL_SECONDS + 2
 STORE_DOWN_SECONDS = 30
+CLOCK_SECONDS = (30.0, -30.0)
+CLOCK_WRONG_SECONDS = 15
 RECOVERY_SECONDS_MAX = 60
 IMPACT_SECONDS_MAX = 60
 
 
-def kill_leader(cluster: Cluster, chance: random.Random) -> str:
+class Hit(NamedTuple):
+    """What a fault hit, and by how much its clock was wrong."""
+
+    target: str
+    clock_seconds: float = 0.0
+
+
+def kill_leader(cluster: Cluster, chance: random.Random) -> Hit:
     """kill -9 of the etcd leader; it comes back after another one leads."""
     member = cluster.etcd.members[cluster.find_leader()]
     member.kill()
     time.sleep(chance.uniform(3, 5))
     cluster.etcd.launch(member)
-    return member.name
+    return Hit(member.name)
 
 
-def kill_server(cluster: Cluster, chance: random.Random) -> str:
+def kill_server(cluster: Cluster, chance: random.Random) -> Hit:
     """kill -9 of a server in the middle of an impact, which ends with it."""
-    wait_until(lambda: bool(cluster.running_impacts()), "an impact", IMPACT_SECONDS_MAX)
-    server = by_name(cluster, cluster.running_impacts()[-1].server)
+    names: list[str] = []
+
+    def has_just_begun() -> bool:
+        recent = time.time() - IMPACT_SECONDS / 2
+        names[:] = [impact.server for impact in cluster.running_impacts() if impact.at > recent]
+        return bool(names)
+
+    wait_until(has_just_begun, "an impact", IMPACT_SECONDS_MAX)
+    server = next(server for server in cluster.servers if server.name == names[-1])
     server.kill()
     time.sleep(chance.uniform(0, 2))
-    server.launch()
-    server.wait_until_up()
-    return server.name
+    restart(server)
+    return Hit(server.name)
 
 
-def stop_member(cluster: Cluster, chance: random.Random) -> str:
+def stop_member(cluster: Cluster, chance: random.Random) -> Hit:
     """SIGSTOP of an etcd member for longer than a lease."""
     member = chance.choice(cluster.etcd.members)
     member.signal(signal.SIGSTOP)
@@ -46,10 +63,10 @@ def stop_member(cluster: Cluster, chance: random.Random) -> str:
         time.sleep(LONGER_THAN_A_LEASE)
     finally:
         member.signal(signal.SIGCONT)
-    return member.name
+    return Hit(member.name)
 
 
-def stop_server(cluster: Cluster, chance: random.Random) -> str:
+def stop_server(cluster: Cluster, chance: random.Random) -> Hit:
     """SIGSTOP of a server for longer than its lease."""
     server = chance.choice(cluster.servers)
     server.signal(signal.SIGSTOP)
@@ -57,10 +74,10 @@ def stop_server(cluster: Cluster, chance: random.Random) -> str:
         time.sleep(LONGER_THAN_A_LEASE)
     finally:
         server.signal(signal.SIGCONT)
-    return server.name
+    return Hit(server.name)
 
 
-def cut_network(cluster: Cluster, chance: random.Random) -> str:
+def cut_network(cluster: Cluster, chance: random.Random) -> Hit:
     """No packet between one server and etcd for longer than a lease."""
     server = chance.choice(cluster.servers)
     server.cut()
@@ -68,39 +85,52 @@ def cut_network(cluster: Cluster, chance: random.Random) -> str:
         time.sleep(LONGER_THAN_A_LEASE)
     finally:
         server.mend()
-    return server.name
+    return Hit(server.name)
 
 
-def stop_store(cluster: Cluster, chance: random.Random) -> str:
+def stop_store(cluster: Cluster, chance: random.Random) -> Hit:
     """All of etcd is down for 30 s."""
     for member in cluster.etcd.members:
         member.kill()
     time.sleep(STORE_DOWN_SECONDS)
     for member in cluster.etcd.members:
         cluster.etcd.launch(member)
-    return "etcd"
+    return Hit("etcd")
 
 
-def restart_all(cluster: Cluster, chance: random.Random) -> str:
+def restart_all(cluster: Cluster, chance: random.Random) -> Hit:
     """kill -9 of everything, and a start in any order."""
     for server in cluster.servers:
         server.kill()
     for member in cluster.etcd.members:
         member.kill()
     starts: list[Callable[[], None]] = [server.launch for server in cluster.servers]
-    for member in cluster.etcd.members:
-        starts.append(lambda member=member: cluster.etcd.launch(member))  # type: ignore[misc]
+    starts += [partial(cluster.etcd.launch, member) for member in cluster.etcd.members]
     chance.shuffle(starts)
     for start in starts:
         start()
     for server in cluster.servers:
         server.wait_until_up()
-    return "everything"
+    return Hit("everything")
 
 
-FAULTS: dict[str, Callable[[Cluster, random.Random], str]] = {
+def skew_clock(cluster: Cluster, chance: random.Random) -> Hit:
+    """A server runs with a clock that is 30 s off, until an operator repairs it."""
+    server, seconds = chance.choice(cluster.servers), chance.choice(CLOCK_SECONDS)
+    server.kill()
+    server.fake_clock(seconds)
+    restart(server)
+    time.sleep(CLOCK_WRONG_SECONDS)
+    server.kill()
+    server.environ = {}
+    restart(server)
+    return Hit(server.name, seconds)
+
+
+FAULTS: dict[str, Callable[[Cluster, random.Random], Hit]] = {
     "etcd leader killed": kill_leader,
     "server killed during an impact": kill_server,
+    "clock 30 s off": skew_clock,
     "etcd member stopped": stop_member,
     "server stopped": stop_server,
     "server cut off from etcd": cut_network,
@@ -109,15 +139,16 @@ FAULTS: dict[str, Callable[[Cluster, random.Random], str]] = {
 }
 
 
-def by_name(cluster: Cluster, name: str) -> Server:
-    return next(server for server in cluster.servers if server.name == name)
+def restart(server: Server) -> None:
+    server.launch()
+    server.wait_until_up()
 
 
 def make_fault(cluster: Cluster, name: str, chance: random.Random) -> Fault:
     """Make a fault and wait until all servers report that they are ready."""
     began_at = time.time()
-    target = FAULTS[name](cluster, chance)
+    hit = FAULTS[name](cluster, chance)
     ended_at = time.time()
     cluster.etcd.wait_until_healthy()
     wait_until(cluster.are_all_ready, f"recovery after: {name}", RECOVERY_SECONDS_MAX)
-    return Fault(name, target, began_at, ended_at, time.time())
+    return Fault(name, hit.target, began_at, ended_at, time.time(), hit.clock_seconds)

@@ -11,6 +11,8 @@ from tests.chaos.history import OPERATIONS, POLLS, Call, Fault, Kind, Recording,
 
 SETTLED_SECONDS = 2.0
 """How long before and after a change there must be no fault, for its propagation to count."""
+WARM_UP_SECONDS = 5.0
+"""At first the clients are only being started."""
 WRITES = (*OPERATIONS, Kind.APPROVE, Kind.CANCEL, Kind.EXTEND)
 
 
@@ -70,7 +72,13 @@ def fault_during(recording: Recording, began_at: float, ended_at: float) -> str:
 
 def is_settled(recording: Recording, lag: Lag) -> bool:
     began_at, ended_at = lag.call.asked_at - SETTLED_SECONDS, lag.shown_at + SETTLED_SECONDS
-    return not fault_during(recording, began_at, ended_at)
+    is_warm = lag.call.asked_at >= recording.run.began_at + WARM_UP_SECONDS
+    return is_warm and not fault_during(recording, began_at, ended_at)
+
+
+def is_plain_poll(recording: Recording, call: Call) -> bool:
+    """Whether it is a poll in a period without faults: it takes as long as the machine is busy."""
+    return call.kind is Kind.POLL and not fault_during(recording, call.asked_at, call.answered_at)
 
 
 def measure_quiet(recording: Recording) -> dict[str, float]:
@@ -163,6 +171,9 @@ def render(recording: Recording, violations: Sequence[Violation]) -> str:
         ),
         "from the request to the document on another server": quantiles(
             lag.since_request for lag in settled
+        ),
+        "a poll of the same server, for comparison": quantiles(
+            call.answered_at - call.asked_at for call in calls if is_plain_poll(recording, call)
         ),
         "longest time without a write": f"{max(quiet.values(), default=0):.1f} s",
         "longest time without a write, without a fault": f"{quiet.get('', 0):.1f} s",

@@ -311,8 +311,15 @@ def test_two_events_of_one_maintenance_for_a_vm_are_found() -> None:
     assert broken(recording) == [Promise.AT_MOST_ONCE]
 
 
-def test_a_wrong_clock_widens_only_what_the_servers_clock_says() -> None:
-    """A server 30 s ahead records a start late, but a client that sees it early still counts."""
-    skewed = replace(RUN, faults=(Fault("clock", "s1", NOON, NOON, NOON, 30.0),))
+def test_a_wrong_clock_excuses_no_early_start() -> None:
+    skewed = replace(RUN, faults=(Fault("clock", "s1", NOON, NOON + 60, NOON + 60, 30.0),))
     early = with_calls(poll(5, 3, "started", "s1"))
     assert broken(replace(early, run=skewed)) == [Promise.NOTICE]
+
+
+def test_a_server_with_a_wrong_clock_may_be_a_second_wrong_about_the_notice() -> None:
+    short = replace(RESTART, events=(replace(SCHEDULED, not_before=NOON + 7.5),))
+    recording = replace(GOOD, calls=(short, *GOOD.calls[1:]))
+    for target, expected in (("s0", []), ("s1", [Promise.NOTICE])):
+        fault = Fault("clock", target, NOON, NOON + 60, NOON + 60, 30.0)
+        assert broken(replace(recording, run=replace(RUN, faults=(fault,)))) == expected
