@@ -76,6 +76,8 @@ async def serve(
         resume_collector()
         worker, platform = f"server-{uuid.uuid4()}", make_platform(config, service)
         listeners = make_listeners(config, service, certificate, descriptors)
+        if config.store.startswith("etcd:"):  # other stores are on one machine, with one clock
+            service.engine.clock_compared.clear()  # the worker of impacts sets it
         async with (
             run_together(*make_workers(config, service, platform, worker)) as work,
             run_together(*await make_history_workers(config, service)) as history,

@@ -35,7 +35,8 @@ OFFSETS_MAX = 3
 class ClockSkew:
     """States:  COMPARING -> RIGHT <-> OFF. A server ticks and claims impacts while RIGHT.
 
-    COMPARING ends when the clock of every other server is known, or after COMPARE_FOR_MAX.
+    COMPARING ends when the clock of every other server is known, or after COMPARE_FOR_MAX. Then
+    `clock_compared` of the engine is set: the commands of a server that starts wait for it.
     `on_change` is called when the state may have changed.
     """
 
@@ -105,4 +106,6 @@ class ClockSkew:
             log.error(text, seconds=seconds, seconds_max=CLOCK_SKEW_SECONDS_MAX)
         elif was_off and not engine.is_clock_off:
             log.warning("clock agrees with the other servers again", seconds=seconds)
+        if self._server and not self._is_comparing():
+            engine.clock_compared.set()
         self._on_change()

@@ -74,6 +74,8 @@ class Engine(Replica):
         super().__init__(store, clock, Board(timing.seen_interval.total_seconds()))
         self.timing = timing
         self.clock_skew_seconds = 0.0
+        self.clock_compared = asyncio.Event()  # commands wait for it
+        self.clock_compared.set()
         self._lost_at: datetime | None = None
         self._commands = CommandQueues(self)
         self._background: dict[str, asyncio.Task[None]] = {}
@@ -283,7 +285,11 @@ class Engine(Replica):
         """
         if isinstance(command, Seen):
             return await self._record_poll(scope, by)
-        return await _within_limit(self._commands.submit(scope, command, by, lease))
+        return await _within_limit(self._submit(scope, command, by, lease))
+
+    async def _submit(self, scope: str, command: Command, by: str, lease: Lease | None) -> Outcome:
+        await self.clock_compared.wait()
+        return await self._commands.submit(scope, command, by, lease)
 
     def new_scope(self, name: str) -> Scope:
         return Scope(name=name, incarnation=self.floor + 1)

@@ -348,3 +348,45 @@ def test_clocks_are_compared_through_a_file(tmp_path: Path) -> None:
             await store.close()
 
     asyncio.run(main())
+
+
+def test_a_command_waits_until_the_clock_has_been_compared() -> None:
+    """A server that starts would give notice, and start events, by a clock that may be off."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0, 0) as (first, _):
+            await first.operations.apply(FLEET, by="ann")
+            await first.engine.submit("web", Seen(), by="poll")
+            starting = world.server(-30)
+            starting.engine.clock_compared.clear()
+            await starting.engine.load()
+            asking = asyncio.create_task(starting.operations.restart("web-0", by="ann"))
+            await world.clock.advance(timedelta(0))
+            assert not asking.done()
+            async with starting.at_work("starting"):
+                outcome = await asking
+        assert outcome is not None
+        assert outcome.event.not_before >= NOON + 15 * MINUTE
+
+    asyncio.run(main())
+
+
+def test_a_command_waits_for_a_server_that_does_not_compare_only_a_while() -> None:
+    """One that has died holds its lease for ten seconds."""
+
+    async def main() -> None:
+        world = World()
+        await world.store.lease("server/dead", 10)
+        starting = world.server()
+        starting.engine.clock_compared.clear()
+        async with starting.at_work("starting"):
+            await starting.operations.apply(FLEET, by="ann")
+            await starting.engine.submit("web", Seen(), by="poll")
+            asking = asyncio.create_task(starting.operations.restart("web-0", by="ann"))
+            await world.clock.advance(4 * SECOND)
+            assert not asking.done()
+            await world.clock.advance(2 * SECOND)
+            assert await asking is not None
+
+    asyncio.run(main())
