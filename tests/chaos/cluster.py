@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 NETWORK = "10.97.0"
 FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 READY = re.compile(r"metadata http://\S+, control http://\S+")
-READY_SECONDS_MAX = 120
+READY_SECONDS_MAX = 180
 RESTART_SECONDS = 0.5
 """A server that cannot start is started again after this time, as systemd does."""
 REPLY_SECONDS_MAX = 120
@@ -302,5 +302,7 @@ class Cluster:
                 begun.pop(key, None)
         return list(begun.values())
 
-    def are_all_ready(self) -> bool:
-        return all(server.is_ready() for server in self.servers)
+    def has_recovered(self) -> bool:
+        """Whether every member can commit, and every server follows them."""
+        is_etcd_well = all(member.is_healthy() for member in self.etcd.members)
+        return is_etcd_well and all(server.is_ready() for server in self.servers)
