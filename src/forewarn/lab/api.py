@@ -11,14 +11,16 @@ from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 from msgspec import Meta
 
 from forewarn import errors
+from forewarn.fleetfile.schema import number_from
 from forewarn.fleetfile.yaml_source import SourceText
 from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import ActiveFault, parse_fault
 from forewarn.lab.fault.kinds import SCHEMA
-from forewarn.lab.service import LabService
+from forewarn.lab.service import ADVANCE_MAX, LabService
 from forewarn.lab.transcript import TranscriptEntry
 from forewarn.web.control.dependencies import Limit
 
+ADVANCE_SECONDS_MAX = int(ADVANCE_MAX.total_seconds())
 Lab = NamedDependency[LabService]
 After = Annotated[int, QueryParameter(ge=0, description="Only entries after this number.")]
 Newest = Annotated[
@@ -44,7 +46,7 @@ class ClockChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Advance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    seconds: Annotated[float, Meta(description="a number of seconds")]
+    seconds: Annotated[float, number_from(0, ADVANCE_SECONDS_MAX, "a number of seconds")]
 
 
 class FaultsView(msgspec.Struct, frozen=True):
@@ -98,13 +100,7 @@ class LabRoutes(Controller):
     @post("/clock/advance", status_code=HTTP_200_OK, errors=(errors.Refused,))
     async def advance_clock(self, data: JSONBody[Advance], lab: Lab) -> ClockView:
         """Lets time pass. Responds when everything that was due is done."""
-        try:
-            duration = timedelta(seconds=data.seconds)
-        except (OverflowError, ValueError) as error:
-            raise errors.Invalid(
-                f"body.seconds is {data.seconds:g}; expected a number of seconds", field="seconds"
-            ) from error
-        await lab.advance(duration)
+        await lab.advance(timedelta(seconds=data.seconds))
         return view_clock(lab)
 
     @get("/faults")
