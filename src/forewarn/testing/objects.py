@@ -88,15 +88,15 @@ class LabEvent:
 
     def approve(self, vm: str = "") -> None:
         """Approve it as an operator, which is enough to start it, or on behalf of a VM."""
-        self._lab.call(self._lab.operations.approve, self.id, by=BY, vm=vm)
+        self._lab.call(self._lab.service.operations.approve, self.id, by=BY, vm=vm)
 
     def cancel(self) -> None:
         """Cancel it. Only while it is Scheduled."""
-        self._lab.call(self._lab.operations.cancel, self.id, by=BY)
+        self._lab.call(self._lab.service.operations.cancel, self.id, by=BY)
 
     def complete(self) -> None:
         """End it now. Only while it is Started; without this it ends after its usual duration."""
-        self._lab.call(self._lab.operations.complete, self.id, by=BY)
+        self._lab.call(self._lab.service.operations.complete, self.id, by=BY)
 
     def extend(
         self,
@@ -108,7 +108,7 @@ class LabEvent:
     ) -> None:
         """Postpone NotBefore. Only while it is Scheduled."""
         later = self.not_before + make_duration(by, hours=hours, minutes=minutes, seconds=seconds)
-        self._lab.call(self._lab.operations.extend, self.id, by=BY, not_before=later)
+        self._lab.call(self._lab.service.operations.extend, self.id, by=BY, not_before=later)
 
     def wait_for(self, status: str, seconds: float = WAIT_SECONDS) -> None:
         """Wait in real time until it reaches a status, for software that acts by itself.
@@ -151,7 +151,7 @@ class LabHost:
         The cause is `maintenance`, `infrastructure` or `live-migration`.
         """
         return self._call(
-            self._lab.operations.maintain,
+            self._lab.service.operations.maintain,
             type=choose(EventType, type),
             cause=choose(Cause, cause),
             duration_seconds=duration_seconds,
@@ -161,11 +161,11 @@ class LabHost:
 
     def degrade(self, *, not_before: datetime | None = None) -> list[LabEvent]:
         """Its hardware is expected to fail: Redeploy with seven days of notice."""
-        return self._call(self._lab.operations.degrade, not_before=not_before)
+        return self._call(self._lab.service.operations.degrade, not_before=not_before)
 
     def fail(self) -> list[LabEvent]:
         """Its hardware has failed: Reboot, Started without notice."""
-        return self._call(self._lab.operations.fail)
+        return self._call(self._lab.service.operations.fail)
 
     def _call(
         self, operation: Callable[..., Awaitable[list[ScopedEvent]]], **options: object
@@ -238,7 +238,7 @@ class LabVm:
 
     def preempt(self, *, not_before: datetime | None = None) -> LabEvent:
         """Evict it as a spot VM."""
-        event = self._call(self._lab.operations.evict, not_before)
+        event = self._call(self._lab.service.operations.evict, not_before)
         assert event is not None, "an eviction always has an event"
         return event
 
@@ -247,15 +247,15 @@ class LabVm:
 
         None, as for all operations of users, if it runs immediately and without an event.
         """
-        return self._call(self._lab.operations.delete, not_before)
+        return self._call(self._lab.service.operations.delete, not_before)
 
     def user_restart(self, *, not_before: datetime | None = None) -> LabEvent | None:
         """Restart it as a user."""
-        return self._call(self._lab.operations.restart, not_before)
+        return self._call(self._lab.service.operations.restart, not_before)
 
     def user_redeploy(self, *, not_before: datetime | None = None) -> LabEvent | None:
         """Move it to another host as a user."""
-        return self._call(self._lab.operations.redeploy, not_before)
+        return self._call(self._lab.service.operations.redeploy, not_before)
 
     def _find_own(self, events: list[LabEvent]) -> LabEvent:
         for event in events:

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from forewarn.config import Address
-from forewarn.engine.operations import Operations
 from forewarn.errors import Refused, Unavailable
 from forewarn.lab.service import LabService, Setup, open_lab
 from forewarn.testing.ledger import EventLedger
@@ -39,10 +38,6 @@ class LabThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._calling = asyncio.Lock()
-
-    @property
-    def operations(self) -> Operations:
-        return self.service.operations
 
     def start(self) -> None:
         """Return when the metadata listener is open. Raises what made the start fail."""

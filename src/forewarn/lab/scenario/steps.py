@@ -49,10 +49,6 @@ class Stage(NamedTuple):
     fault_ids: dict[str, str]
     """The ids of faults, by the name that a step gave them."""
 
-    @property
-    def operations(self) -> Operations:
-        return self.lab.operations
-
     def get_not_before(self, notice: str | None) -> datetime | None:
         if notice is None:
             return None
@@ -141,7 +137,7 @@ class VmStep(AnyStep, frozen=True, kw_only=True):
     async def run(self, stage: Stage) -> None:
         vm, not_before = stage.pick_vm(self.vm), stage.get_not_before(self.notice)
         operation = type(self).operation
-        await operation(stage.operations, vm, by=make_author(self.as_), not_before=not_before)
+        await operation(stage.lab.operations, vm, by=make_author(self.as_), not_before=not_before)
 
 
 class RestartStep(VmStep, frozen=True, kw_only=True, tag="restart"):
@@ -180,7 +176,7 @@ class MaintainStep(AnyStep, frozen=True, kw_only=True, tag="maintain"):
     as_: Name | None = None
 
     async def run(self, stage: Stage) -> None:
-        await stage.operations.maintain(
+        await stage.lab.operations.maintain(
             stage.pick_host(self.host),
             type=EventType(self.type),
             cause=Cause(self.cause),
@@ -200,7 +196,7 @@ class DegradeStep(AnyStep, frozen=True, kw_only=True, tag="degrade"):
 
     async def run(self, stage: Stage) -> None:
         host, not_before = stage.pick_host(self.host), stage.get_not_before(self.notice)
-        await stage.operations.degrade(host, by=make_author(self.as_), not_before=not_before)
+        await stage.lab.operations.degrade(host, by=make_author(self.as_), not_before=not_before)
 
 
 class FailStep(AnyStep, frozen=True, kw_only=True, tag="fail"):
@@ -210,7 +206,7 @@ class FailStep(AnyStep, frozen=True, kw_only=True, tag="fail"):
     as_: Name | None = None
 
     async def run(self, stage: Stage) -> None:
-        await stage.operations.fail(stage.pick_host(self.host), by=make_author(self.as_))
+        await stage.lab.operations.fail(stage.pick_host(self.host), by=make_author(self.as_))
 
 
 class EventStep(AnyStep, frozen=True, kw_only=True):
@@ -233,21 +229,21 @@ class ApproveStep(EventStep, frozen=True, kw_only=True, tag="approve"):
     vm: VmName | None = None
 
     async def change(self, event_id: str, stage: Stage) -> None:
-        await stage.operations.approve(event_id, by=BY, vm=self.vm or "")
+        await stage.lab.operations.approve(event_id, by=BY, vm=self.vm or "")
 
 
 class CancelStep(EventStep, frozen=True, kw_only=True, tag="cancel"):
     """A Scheduled event is cancelled."""
 
     async def change(self, event_id: str, stage: Stage) -> None:
-        await stage.operations.cancel(event_id, by=BY)
+        await stage.lab.operations.cancel(event_id, by=BY)
 
 
 class CompleteStep(EventStep, frozen=True, kw_only=True, tag="complete"):
     """A Started event ends early."""
 
     async def change(self, event_id: str, stage: Stage) -> None:
-        await stage.operations.complete(event_id, by=BY)
+        await stage.lab.operations.complete(event_id, by=BY)
 
 
 class ExtendStep(EventStep, frozen=True, kw_only=True, tag="extend"):
@@ -256,9 +252,9 @@ class ExtendStep(EventStep, frozen=True, kw_only=True, tag="extend"):
     by: Duration
 
     async def change(self, event_id: str, stage: Stage) -> None:
-        not_before = stage.operations.find_event(event_id).event.not_before
+        not_before = stage.lab.operations.find_event(event_id).event.not_before
         later = not_before + parse_duration(self.by) / stage.lab.rate
-        await stage.operations.extend(event_id, by=BY, not_before=later)
+        await stage.lab.operations.extend(event_id, by=BY, not_before=later)
 
 
 class ApplyStep(AnyStep, frozen=True, kw_only=True, tag="apply"):
@@ -267,7 +263,7 @@ class ApplyStep(AnyStep, frozen=True, kw_only=True, tag="apply"):
     fleet: FleetFile
 
     async def run(self, stage: Stage) -> None:
-        await stage.operations.apply(fleet_parser.build(self.fleet), by=BY)
+        await stage.lab.operations.apply(fleet_parser.build(self.fleet), by=BY)
 
 
 class FaultStep(AnyStep, frozen=True, kw_only=True, tag="fault"):
