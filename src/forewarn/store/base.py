@@ -187,8 +187,11 @@ class Store(Protocol):
 
 def check_commit(
     writes: Sequence[Write], checks: Sequence[RevisionCheck], entries: bytes | None
-) -> None:
-    """Reject a commit that some store could not take. Called before anything is written."""
+) -> Sequence[Write | RevisionCheck]:
+    """Reject a commit that some store could not take. Called before anything is written.
+
+    Returns what is compared: `check_revision` takes each.
+    """
     compared: tuple[Write | RevisionCheck, ...] = (*writes, *checks)
     for key, count in Counter(each.key for each in compared).items():
         if count > 1:
@@ -203,6 +206,7 @@ def check_commit(
     ):
         if count > limit:
             raise Invalid(f"{what} has {count} {unit}; at most {limit} are accepted", limit=limit)
+    return compared
 
 
 def check_revision(compared: Write | RevisionCheck, found: int) -> None:

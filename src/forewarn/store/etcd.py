@@ -28,14 +28,11 @@ from forewarn.store.base import (
 from forewarn.store.etcd_client import EtcdClient
 from forewarn.store.etcd_layout import (
     FIRST_SEGMENT,
-    Compare,
-    Delete,
-    Put,
-    Range,
     begin,
-    operations,
+    is_absent,
     segment_number,
     span,
+    transaction,
 )
 from forewarn.store.etcd_options import EtcdOptions
 from forewarn.store.lease_keeper import LeaseKeeper
@@ -78,14 +75,15 @@ class EtcdStore(LeaseKeeper):
         return cls(client, prefix, options.retention_minutes * 60)
 
     async def get(self, key: str) -> Record:
-        _, found, segments = await self._read(Range(key=self._key("record", key)), self._newest())
+        record = rpc.RangeRequest(key=self._key("record", key))
+        _, found, segments = await self._read(record, self._newest())
         if not found.kvs:
             return Record(key, None, self._revision(segments))
         return Record(key, found.kvs[0].value, found.kvs[0].mod_revision)
 
     async def load(self, prefix: str = "") -> Snapshot:
         first, end = span(self._key("record", prefix))
-        page = Range(key=first, range_end=end, limit=PAGE_FIRST)
+        page = rpc.RangeRequest(key=first, range_end=end, limit=PAGE_FIRST)
         page.revision, found, segments = await self._read(page, self._newest())
         records = [self._record(each) for each in found.kvs]
         while found.more:  # ends: each page starts after the last key of the one before
@@ -101,9 +99,23 @@ class EtcdStore(LeaseKeeper):
         writes: Sequence[Write],
         checks: Sequence[RevisionCheck] = (),
         entries: bytes | None = None,
+        *,
+        etcd_lease: int = 0,
     ) -> int:
-        check_commit(writes, checks, entries)
-        return await self._commit(writes, checks, entries)
+        compared = check_commit(writes, checks, entries)
+        for _ in range(SEGMENT_TRIES_MAX):
+            request = self._transaction(writes, compared, entries, etcd_lease)
+            response = await self._client.write(request)
+            if response.succeeded:
+                before = response.responses[0].response_put.prev_kv
+                if before.version and before.version % SEGMENT_COMMITS == 0:
+                    await self._begin_segment()
+                return int(response.header.revision)
+            segments, *found = (each.response_range for each in response.responses)
+            for each, range_ in zip(compared, found, strict=True):
+                check_revision(each, range_.kvs[0].mod_revision if range_.kvs else 0)
+            self._revision(segments)  # another server began a segment: try again in that one
+        raise Unavailable("other servers write too much history at once; try again")
 
     async def watch(self, after: int) -> AsyncGenerator[Snapshot, None]:
         """Continues at another endpoint after a cut; StoreLost if none answers."""
@@ -130,12 +142,12 @@ class EtcdStore(LeaseKeeper):
         before = min([before, *(each.mod_revision for each in newest)])
         keys = [each.key for each in await self._values(0, before, limit, keys_only=True)]
         for start in range(0, len(keys), TRIM_OPERATIONS):
-            deletions = [Delete(key=key) for key in keys[start : start + TRIM_OPERATIONS]]
-            await self._client.write(rpc.TxnRequest(success=operations(deletions)))
+            batch = keys[start : start + TRIM_OPERATIONS]
+            await self._client.write(transaction(rpc.DeleteRangeRequest(key=key) for key in batch))
         if keys:  # the segments before the last deleted value are empty now
             first, last = self._key("segment", ""), keys[-1].split(b"/")[-2].decode()
-            empty = Delete(key=first, range_end=self._key("segment", last))
-            await self._client.write(rpc.TxnRequest(success=operations([empty])))
+            empty = rpc.DeleteRangeRequest(key=first, range_end=self._key("segment", last))
+            await self._client.write(transaction([empty]))
         return len(keys)
 
     async def lease(self, name: str, ttl_seconds: float) -> Lease | None:
@@ -145,7 +157,7 @@ class EtcdStore(LeaseKeeper):
         granted = await self._client.write(rpc.LeaseGrantRequest(TTL=math.ceil(ttl_seconds)))
         try:
             write = Write(key, uuid4().hex.encode(), 0)
-            revision = await self._commit([write], etcd_lease=granted.ID)
+            revision = await self.commit([write], etcd_lease=granted.ID)
         except Conflict:
             return None  # what was granted ends by itself
         return self._keep(name, revision, ttl_seconds, since=now, id_=granted.ID)
@@ -164,41 +176,19 @@ class EtcdStore(LeaseKeeper):
 
     async def _read(self, *ranges: Any) -> tuple[Any, ...]:
         """The revision of etcd, and the results of several ranges as of that revision."""
-        response = await self._client.read(rpc.TxnRequest(success=operations(ranges)))
+        response = await self._client.read(transaction(ranges))
         return response.header.revision, *(each.response_range for each in response.responses)
 
     def _newest(self, first: int | None = None) -> Any:
         """A range of the segments from the newest known one, or from another one."""
         start = self._segment if first is None else first
         key, end = self._key("segment", f"{start:010}"), span(self._key("segment", ""))[1]
-        return Range(key=key, range_end=end, keys_only=True)
+        return rpc.RangeRequest(key=key, range_end=end, keys_only=True)
 
     def _revision(self, segments: Any) -> int:
         """The revision of the store: that of its last commit, and not of other uses of etcd."""
         self._segment = max([self._segment, *(segment_number(each.key) for each in segments.kvs)])
         return max((int(each.mod_revision) for each in segments.kvs), default=0)
-
-    async def _commit(
-        self,
-        writes: Sequence[Write],
-        checks: Sequence[RevisionCheck] = (),
-        entries: bytes | None = None,
-        etcd_lease: int = 0,
-    ) -> int:
-        compared: tuple[Write | RevisionCheck, ...] = (*writes, *checks)
-        for _ in range(SEGMENT_TRIES_MAX):
-            request = self._transaction(writes, compared, entries, etcd_lease)
-            response = await self._client.write(request)
-            if response.succeeded:
-                before = response.responses[0].response_put.prev_kv
-                if before.version and before.version % SEGMENT_COMMITS == 0:
-                    await self._begin_segment()
-                return int(response.header.revision)
-            segments, *found = (each.response_range for each in response.responses)
-            for each, range_ in zip(compared, found, strict=True):
-                check_revision(each, range_.kvs[0].mod_revision if range_.kvs else 0)
-            self._revision(segments)  # another server began a segment: try again in that one
-        raise Unavailable("other servers write too much history at once; try again")
 
     def _transaction(
         self,
@@ -208,38 +198,32 @@ class EtcdStore(LeaseKeeper):
         etcd_lease: int,
     ) -> Any:
         newest = f"{self._segment:010}"
-        changes = [Put(key=self._key("segment", newest), prev_kv=True)]
+        changes = [rpc.PutRequest(key=self._key("segment", newest), prev_kv=True)]
         for write in writes:
             key = self._key("record", write.key)
             if write.value is not None:
-                changes.append(Put(key=key, value=write.value, lease=etcd_lease))
+                changes.append(rpc.PutRequest(key=key, value=write.value, lease=etcd_lease))
             elif write.revision:
-                changes.append(Delete(key=key))
+                changes.append(rpc.DeleteRangeRequest(key=key))
         if entries is not None:
             key = self._key("history", f"{newest}/{uuid4().hex}")
-            changes.append(Put(key=key, value=entries))
+            changes.append(rpc.PutRequest(key=key, value=entries))
         later = self._newest(self._segment + 1)
-        is_last = Compare(target=Compare.CREATE, key=later.key, range_end=later.range_end)
         keys = [self._key("record", each.key) for each in compared]
         are_unchanged = [
-            Compare(target=Compare.MOD, key=key, mod_revision=each.revision)
+            rpc.Compare(target=rpc.Compare.MOD, key=key, mod_revision=each.revision)
             for key, each in zip(keys, compared, strict=True)
         ]
-        reads = [later, *(Range(key=key, keys_only=True) for key in keys)]
-        return rpc.TxnRequest(
-            compare=[is_last, *are_unchanged],
-            success=operations(changes),
-            failure=operations(reads),
-        )
+        reads = (rpc.RangeRequest(key=key, keys_only=True) for key in keys)
+        is_last = is_absent(later.key, later.range_end)
+        return transaction(changes, compares=[is_last, *are_unchanged], otherwise=[later, *reads])
 
     async def _begin_segment(self) -> None:
         """If this fails or another server was faster, the present segment grows a bit more."""
         key = self._key("segment", f"{self._segment + 1:010}")
-        is_absent = Compare(target=Compare.CREATE, key=key)
+        put = rpc.PutRequest(key=key)
         with suppress(Unavailable):
-            await self._client.write(
-                rpc.TxnRequest(compare=[is_absent], success=operations([Put(key=key)]))
-            )
+            await self._client.write(transaction([put], compares=[is_absent(key)]))
 
     async def _values(
         self,
@@ -252,20 +236,21 @@ class EtcdStore(LeaseKeeper):
     ) -> list[Any]:
         """History values with positions between two others, as etcd holds them."""
         values: list[Any] = []
+        order = rpc.RangeRequest.DESCEND if newest_first else rpc.RangeRequest.ASCEND
         segments = await self._segments_between(after, before)
         for segment in reversed(segments) if newest_first else segments:
             if len(values) >= limit:
                 break
             key, end = span(self._key("history", f"{segment:010}/"))
             page = await self._client.read(
-                Range(
+                rpc.RangeRequest(
                     key=key,
                     range_end=end,
                     limit=limit - len(values),
                     min_mod_revision=after + 1,
                     max_mod_revision=before - 1,
-                    sort_target=Range.MOD,
-                    sort_order=Range.DESCEND if newest_first else Range.ASCEND,
+                    sort_target=rpc.RangeRequest.MOD,
+                    sort_order=order,
                     keys_only=keys_only,
                 )
             )

@@ -11,7 +11,7 @@ segment exists, so all positions of a segment are below those of the next, and r
 no more than a segment.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aetcd import rpc
@@ -21,19 +21,13 @@ from forewarn.store.etcd_client import EtcdClient
 
 LAYOUT = b"1"
 FIRST_SEGMENT = 1
-Compare, Delete, Put, Range = (
-    rpc.Compare,
-    rpc.DeleteRangeRequest,
-    rpc.PutRequest,
-    rpc.RangeRequest,
-)
 
 
 async def begin(client: EtcdClient, prefix: str) -> None:
     """Begin a new store below the prefix, unless there is one."""
     identity, (first, end) = f"{prefix}/forewarn".encode(), span(f"{prefix}/".encode())
-    reads = [Range(key=identity), Range(key=first, range_end=end, limit=1, keys_only=True)]
-    response = await client.read(rpc.TxnRequest(success=operations(reads)))
+    one_key = rpc.RangeRequest(key=first, range_end=end, limit=1, keys_only=True)
+    response = await client.read(transaction([rpc.RangeRequest(key=identity), one_key]))
     found, any_key = (each.response_range.kvs for each in response.responses)
     if found and found[0].value != LAYOUT:
         raise StoreUnusable(
@@ -47,11 +41,10 @@ async def begin(client: EtcdClient, prefix: str) -> None:
         )
     if not found:
         puts = [
-            Put(key=identity, value=LAYOUT),
-            Put(key=f"{prefix}/segment/{FIRST_SEGMENT:010}".encode()),
+            rpc.PutRequest(key=identity, value=LAYOUT),
+            rpc.PutRequest(key=f"{prefix}/segment/{FIRST_SEGMENT:010}".encode()),
         ]
-        is_absent = Compare(target=Compare.CREATE, key=identity)
-        await client.write(rpc.TxnRequest(compare=[is_absent], success=operations(puts)))
+        await client.write(transaction(puts, compares=[is_absent(identity)]))
 
 
 def span(prefix: bytes) -> tuple[bytes, bytes]:
@@ -64,10 +57,26 @@ def segment_number(key: bytes) -> int:
     return int(key.rpartition(b"/")[2])
 
 
-def operations(requests: Iterable[Any]) -> list[Any]:
+def is_absent(key: bytes, range_end: bytes = b"") -> Any:
+    """A comparison: the key, or each key of a range, does not exist."""
+    return rpc.Compare(target=rpc.Compare.CREATE, key=key, range_end=range_end)
+
+
+def transaction(
+    requests: Iterable[Any], *, compares: Sequence[Any] = (), otherwise: Iterable[Any] = ()
+) -> Any:
+    """All requests at once if all comparisons are true, else the other ones."""
+    return rpc.TxnRequest(
+        compare=compares,
+        success=[_operation(request) for request in requests],
+        failure=[_operation(request) for request in otherwise],
+    )
+
+
+def _operation(request: Any) -> Any:
     names = {
-        Put: "request_put",
-        Delete: "request_delete_range",
-        Range: "request_range",
+        rpc.PutRequest: "request_put",
+        rpc.DeleteRangeRequest: "request_delete_range",
+        rpc.RangeRequest: "request_range",
     }
-    return [rpc.RequestOp(**{names[type(request)]: request}) for request in requests]
+    return rpc.RequestOp(**{names[type(request)]: request})

@@ -61,9 +61,7 @@ class MemoryStore:
         entries: bytes | None = None,
     ) -> int:
         self._check_open()
-        check_commit(writes, checks, entries)
-        compared: tuple[Write | RevisionCheck, ...] = (*writes, *checks)
-        for each in compared:
+        for each in check_commit(writes, checks, entries):
             record = self._records.get(each.key)
             check_revision(each, record.revision if record else 0)
         self._revision += 1

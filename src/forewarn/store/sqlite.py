@@ -95,8 +95,8 @@ class SqliteStore(LeaseKeeper):
         checks: Sequence[RevisionCheck] = (),
         entries: bytes | None = None,
     ) -> int:
-        check_commit(writes, checks, entries)
-        revision = await self._writer.run(_commit, tuple(writes), tuple(checks), entries)
+        compared = check_commit(writes, checks, entries)
+        revision = await self._writer.run(_commit, tuple(writes), compared, entries)
         self._notify()
         return revision
 
@@ -212,10 +212,9 @@ def _load(connection: sqlite3.Connection, prefix: str) -> Snapshot:
 def _commit(
     connection: sqlite3.Connection,
     writes: Sequence[Write],
-    checks: Sequence[RevisionCheck],
+    compared: Sequence[Write | RevisionCheck],
     entries: bytes | None,
 ) -> int:
-    compared: tuple[Write | RevisionCheck, ...] = (*writes, *checks)
     for each in compared:
         check_revision(each, _live_revision(connection, each.key))
     # deleting an absent record leaves no row
