@@ -7,6 +7,7 @@ work depends on the hosts in progress, not on the size of the fleet.
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
@@ -39,6 +40,7 @@ OUTPUT_LENGTH_MAX = 300
 CHECKS_MAX = 32
 
 
+@dataclass(eq=False)
 class CampaignWorker:
     """States:  WAITING for the lease -> WORKING -> lease lost: WAITING.
 
@@ -46,23 +48,18 @@ class CampaignWorker:
     `health_limit`.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        campaigns: Campaigns,
-        health: Platform | None = None,
-        health_limit: timedelta = timedelta(0),
-    ) -> None:
-        self._engine = engine
-        self._campaigns = campaigns
-        self._health = health
-        self._health_limit = health_limit if health else None
+    engine: Engine
+    campaigns: Campaigns
+    health: Platform | None = None
+    health_limit: timedelta = timedelta(0)
+
+    def __post_init__(self) -> None:
         self._lease: Lease | None = None
         self._changed = asyncio.Event()
         self._awaited: set[str] = set()
         self._checks: dict[tuple[str, str], asyncio.Task[None]] = {}
-        engine.board.subscribe(self._on_scope_changed)
-        engine.on_change("campaign", lambda before, after: self._changed.set())
+        self.engine.board.subscribe(self._on_scope_changed)
+        self.engine.on_change("campaign", lambda before, after: self._changed.set())
 
     def _on_scope_changed(self, published: PublishedScope) -> None:
         if published.scope.name in self._awaited:
@@ -70,28 +67,28 @@ class CampaignWorker:
 
     async def run(self) -> None:
         """Work until cancelled, while this server holds the lease."""
-        await run_under_lease(self._engine.store, "campaigns", self._work, sleep=self._sleep)
+        await run_under_lease(self.engine.store, "campaigns", self._work, sleep=self._sleep)
 
     async def _sleep(self, seconds: float) -> None:
-        clock = self._engine.clock
+        clock = self.engine.clock
         await clock.sleep_until(clock.now() + timedelta(seconds=seconds))
 
     async def _work(self, lease: Lease) -> None:
         self._lease = lease
         # The last holder may have committed something just now. From here on only this server
         # starts hosts, so it knows every event that a campaign refers to.
-        while not await self._engine.catch_up():  # ends when the store answers
+        while not await self.engine.catch_up():  # ends when the store answers
             await self._sleep(CATCH_UP_PAUSE_SECONDS)
         try:
             while True:  # ends when cancelled
                 self._changed.clear()
                 self._awaited = set()
-                live = self._campaigns.live()
+                live = self.campaigns.live()
                 for campaign in live:
                     await self._reconcile(campaign.id)
                     await asyncio.sleep(0)  # let polls pass
-                until = self._engine.clock.now() + RECONCILE_INTERVAL if live else None
-                await wait_for(self._engine.clock, self._changed, until)
+                until = self.engine.clock.now() + RECONCILE_INTERVAL if live else None
+                await wait_for(self.engine.clock, self._changed, until)
         finally:  # the next holder of the lease checks these hosts again
             checks = tuple(self._checks.values())
             for task in checks:
@@ -99,7 +96,8 @@ class CampaignWorker:
             await asyncio.gather(*checks, return_exceptions=True)
 
     async def _reconcile(self, campaign_id: str) -> None:
-        rule = partial(rules.reconcile, health_limit=self._health_limit)
+        limit = self.health_limit if self.health else None
+        rule = partial(rules.reconcile, health_limit=limit)
         try:
             campaign = await self._apply(campaign_id, rule)
             self._await_scopes(campaign)
@@ -111,19 +109,19 @@ class CampaignWorker:
                 elif campaign.state is CampaignState.CANCELED:
                     await self._cancel_events(campaign, run)
         except Error as error:
-            self._engine.throttled_log.warn(
+            self.engine.throttled_log.warn(
                 "campaign step failed", campaign=campaign_id, problem=error.message
             )
         except Exception:  # a bug in one campaign must not stop the others
             log.exception("campaign step failed", campaign=campaign_id)
 
     async def _apply(self, campaign_id: str, rule: rules.Rule) -> Campaign:
-        return await self._campaigns.apply(campaign_id, rule, lease=self._lease)
+        return await self.campaigns.apply(campaign_id, rule, lease=self._lease)
 
     def _await_scopes(self, campaign: Campaign) -> None:
         """Remember the scopes of its events, and of the next hosts if it may start more."""
         self._awaited |= {ref.scope for run in campaign.in_progress for ref in run.events}
-        draft = self._campaigns.draft(campaign, self._engine.clock.now())
+        draft = self.campaigns.draft(campaign, self.engine.clock.now())
         for host in rules.next_hosts(draft):
             scopes = draft.fleet.scopes_on(host) or ()
             self._awaited.update(summary.scope.name for summary in scopes)
@@ -131,22 +129,22 @@ class CampaignWorker:
     async def _cancel_events(self, campaign: Campaign, run: HostRun) -> None:
         """Cancel what is Scheduled. Started events end by themselves."""
         for ref in run.events:
-            event = rules.find_event(self._campaigns.fleet, ref)
+            event = rules.find_event(self.campaigns.fleet, ref)
             if event is not None and event.status is Status.SCHEDULED:
                 with suppress(NotFound, Refused):  # started or over meanwhile
                     command = Cancel(event_id=ref.event_id)
-                    await self._engine.submit(ref.scope, command, campaign.by)
+                    await self.engine.submit(ref.scope, command, campaign.by)
 
     async def _announce(self, campaign: Campaign, run: HostRun) -> None:
         """Announce the maintenance in every scope on the host. Repeating it changes nothing."""
         operation_id = operation_id_of(campaign, run.host)
         command = maintain(campaign.spec, run.host, operation_id)
-        scopes = self._campaigns.fleet.scopes_on(run.host)
+        scopes = self.campaigns.fleet.scopes_on(run.host)
         events: list[EventRef] = []
         problem = "the host no longer exists" if scopes is None else ""
         for summary in scopes or ():
             try:
-                outcome = await self._engine.submit(summary.scope.name, command, campaign.by)
+                outcome = await self.engine.submit(summary.scope.name, command, campaign.by)
             except Unavailable:
                 raise
             except Error as refusal:
@@ -159,9 +157,9 @@ class CampaignWorker:
 
     def _start_check(self, campaign: Campaign, run: HostRun) -> None:
         key = (campaign.id, run.host)
-        if self._health is None or key in self._checks or len(self._checks) >= CHECKS_MAX:
+        if self.health is None or key in self._checks or len(self._checks) >= CHECKS_MAX:
             return  # the next round asks again
-        task = asyncio.create_task(self._check(campaign, run, self._health))
+        task = asyncio.create_task(self._check(campaign, run, self.health))
         self._checks[key] = task
         task.add_done_callback(lambda _: self._checks.pop(key, None))
 
@@ -182,7 +180,7 @@ class CampaignWorker:
                 problem = describe(error)
             await self._apply(campaign.id, partial(rules.set_checked, run=run, problem=problem))
         except (OSError, Error) as error:  # not started, or not recorded: the next round repeats it
-            self._engine.throttled_log.warn(
+            self.engine.throttled_log.warn(
                 "health check interrupted", campaign=campaign.id, host=run.host, problem=str(error)
             )
         except Exception:  # a bug in the platform; the next round repeats the check

@@ -1,6 +1,7 @@
 """What a decision reads and writes before it is committed."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ class LeaseLost(Unavailable):
     """The work needs a lease that this server no longer holds."""
 
 
+@dataclass(eq=False)
 class Transaction:
     """Reads come from the replica. Each key that was read is compared at the commit.
 
@@ -23,25 +25,16 @@ class Transaction:
     revision of the commit, 0 before.
     """
 
-    def __init__(
-        self,
-        replica: Replica,
-        values: Mapping[str, Versioned],
-        now: datetime,
-        by: str,
-        *,
-        is_confirmed: bool,
-    ) -> None:
-        self.now = now
-        self.is_confirmed = is_confirmed
-        self.committed_at = 0
-        self.reads: dict[str, Versioned] = {}
-        self.writes: dict[str, Any] = {}
-        self.entries: list[Entry] = []
-        self.leases: dict[str, Lease] = {}
-        self._replica = replica
-        self._values = values
-        self._by = by
+    replica: Replica
+    values: Mapping[str, Versioned]
+    now: datetime
+    by: str
+    is_confirmed: bool
+    committed_at: int = 0
+    reads: dict[str, Versioned] = field(default_factory=dict)
+    writes: dict[str, Any] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+    leases: dict[str, Lease] = field(default_factory=dict)
 
     def get(self, key: str) -> Any | None:
         """The decoded value, None if there is none; RecordUnreadable if it cannot be decoded."""
@@ -61,7 +54,7 @@ class Transaction:
     def record(self, *changes: Change, scope: str = "", by: str = "") -> None:
         """Write these changes into the history."""
         for change in changes:
-            self.entries.append(make_entry(change, at=self.now, by=by or self._by, scope=scope))
+            self.entries.append(make_entry(change, at=self.now, by=by or self.by, scope=scope))
 
     def require(self, lease: Lease) -> None:
         """Commit only while this lease is held."""
@@ -70,7 +63,7 @@ class Transaction:
     def _read(self, key: str) -> Versioned:
         record = self.reads.get(key)
         if record is None:
-            self._replica.check_readable(key)
-            record = self._values[key] if key in self._values else self._replica.read(key)
+            self.replica.check_readable(key)
+            record = self.values[key] if key in self.values else self.replica.read(key)
             self.reads[key] = record
         return record

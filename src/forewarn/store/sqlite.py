@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import starmap
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from uuid import uuid4
@@ -147,17 +148,17 @@ class SqliteStore(LeaseKeeper):
         self._changed = asyncio.Event()
 
 
+@dataclass(eq=False)
 class _DbThread:
     """One connection and the one thread that uses it: the event loop never waits for the disk."""
 
-    def __init__(
-        self, path: str, file: os.stat_result, connection: sqlite3.Connection, begin: str
-    ) -> None:
-        self.is_closed = False
-        self._path = path
-        self._file = file
-        self._connection = connection
-        self._begin = begin
+    path: str
+    file: os.stat_result
+    connection: sqlite3.Connection
+    begin: str
+    is_closed: bool = False
+
+    def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forewarn-sqlite")
 
     async def run(
@@ -169,14 +170,14 @@ class _DbThread:
         """Run the work in a transaction."""
 
         def run_in_transaction() -> T:
-            check_same_file(self._path, self._file)
-            with self._connection:
-                self._connection.execute(self._begin)
-                return work(self._connection, *args, **kwargs)
+            check_same_file(self.path, self.file)
+            with self.connection:
+                self.connection.execute(self.begin)
+                return work(self.connection, *args, **kwargs)
 
         if self.is_closed:
-            raise StoreLost(f"{self._path}: the store is closed")
-        with translate_errors(self._path):
+            raise StoreLost(f"{self.path}: the store is closed")
+        with translate_errors(self.path):
             return await asyncio.get_running_loop().run_in_executor(
                 self._thread, run_in_transaction
             )
@@ -186,7 +187,7 @@ class _DbThread:
         if self.is_closed:
             return
         self.is_closed = True
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.connection.close)
         self._thread.shutdown(wait=False)
 
 

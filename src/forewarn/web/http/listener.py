@@ -5,6 +5,7 @@ import errno
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from email.utils import formatdate
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ BIND_ERRORS: dict[int | None, tuple[type[Error], object]] = {
 Application = Callable[..., Any]
 
 
+@dataclass(eq=False)
 class Listener:
     """An application on an address. `address` has the real port after `start`.
 
@@ -45,43 +47,34 @@ class Listener:
     share the address. `state` has uvicorn's connections and tasks.
     """
 
-    def __init__(
-        self,
-        application: Application,
-        address: Address,
-        policy: ConnectionPolicy,
-        *,
-        server_name: str,
-        on_stop: Callable[[], None] = lambda: None,
-        stop_seconds_max: float = STOP_SECONDS_MAX,
-        certificate: Certificate | None = None,
-        reuse_port: bool = False,
-    ) -> None:
-        self.address = address
+    application: Application
+    address: Address
+    policy: ConnectionPolicy
+    _: KW_ONLY
+    server_name: str
+    on_stop: Callable[[], None] = lambda: None
+    stop_seconds_max: float = STOP_SECONDS_MAX
+    certificate: Certificate | None = None
+    reuse_port: bool = False
+
+    def __post_init__(self) -> None:
         self.state = ServerState()
-        self._application = application
-        self._policy = policy
-        self._server_name = server_name.encode()
-        self._on_stop = on_stop
-        self._stop_seconds_max = stop_seconds_max
-        self._certificate = certificate
-        self._reuse_port = reuse_port
         self._server: asyncio.Server | None = None
         self._is_stopping = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Accept connections; Invalid or Unavailable if the address cannot be bound."""
-        listening = _bind(self.address, reuse_port=self._reuse_port)
+        listening = _bind(self.address, reuse_port=self.reuse_port)
         self.address = Address(*listening.getsockname()[:2])
         self._tick()  # the first response needs a Date header
-        connector = self._policy.connector(
-            config=_config(self._application), server_state=self.state, app_state={}
+        connector = self.policy.connector(
+            config=_config(self.application), server_state=self.state, app_state={}
         )
         tls: dict[str, Any] = {}
-        if self._certificate:
+        if self.certificate:
             tls = {
-                "ssl": self._certificate.context,
+                "ssl": self.certificate.context,
                 "ssl_handshake_timeout": HANDSHAKE_SECONDS_MAX,
                 "ssl_shutdown_timeout": SHUTDOWN_SECONDS_MAX,
             }
@@ -103,13 +96,13 @@ class Listener:
         server, self._server = self._server, None
         if server is None:
             return
-        self._on_stop()
+        self.on_stop()
         self._is_stopping.set()
         server.close()
         # Connections that were accepted already get their responses.
         for _ in range(ACCEPT_ITERATIONS):
             await asyncio.sleep(0)
-        if not await self._drain(self._stop_seconds_max):
+        if not await self._drain(self.stop_seconds_max):
             for connection in list(cast("set[TimedConnection]", self.state.connections)):
                 connection.abort()
             await self._drain(ABORT_SECONDS_MAX)
@@ -132,7 +125,7 @@ class Listener:
         return True
 
     async def _run(self) -> None:
-        follow = asyncio.create_task(self._certificate.follow()) if self._certificate else None
+        follow = asyncio.create_task(self.certificate.follow()) if self.certificate else None
         try:
             while not self._is_stopping.is_set():
                 self._tick()
@@ -144,8 +137,8 @@ class Listener:
 
     def _tick(self) -> None:
         date = formatdate(usegmt=True).encode()
-        self.state.default_headers = [(b"date", date), (b"server", self._server_name)]
-        self._policy.tick(self.state, asyncio.get_running_loop().time())
+        self.state.default_headers = [(b"date", date), (b"server", self.server_name.encode())]
+        self.policy.tick(self.state, asyncio.get_running_loop().time())
 
 
 def _config(application: Application) -> uvicorn.Config:
