@@ -235,8 +235,8 @@ async def make_history_workers(config: Config, service: Service) -> list[Corouti
         keep=timedelta(days=config.history_days),
         commits_max=config.history_notes_max,
     )
-    works = [run_under_lease(engine.store, "retention", lambda lease: retention.run())]
-    return [*works, run_webhooks(feed.webhooks, engine.store)] if config.webhook else works
+    works = [run_under_lease(engine, "retention", lambda lease: retention.run())]
+    return [*works, run_webhooks(feed.webhooks, engine)] if config.webhook else works
 
 
 def make_listeners(

@@ -35,7 +35,7 @@ from forewarn.platform.base import ImpactRequest, Platform
 from forewarn.store.base import Lease
 
 RECONCILE_INTERVAL = timedelta(seconds=15)
-CATCH_UP_PAUSE_SECONDS = 1.0
+CATCH_UP_PAUSE = timedelta(seconds=1)
 OUTPUT_LENGTH_MAX = 300
 CHECKS_MAX = 32
 
@@ -67,18 +67,14 @@ class CampaignWorker:
 
     async def run(self) -> None:
         """Work until cancelled, while this server holds the lease."""
-        await run_under_lease(self.engine.store, "campaigns", self._work, sleep=self._sleep)
-
-    async def _sleep(self, seconds: float) -> None:
-        clock = self.engine.clock
-        await clock.sleep_until(clock.now() + timedelta(seconds=seconds))
+        await run_under_lease(self.engine, "campaigns", self._work)
 
     async def _work(self, lease: Lease) -> None:
-        self._lease = lease
+        self._lease, clock = lease, self.engine.clock
         # The last holder may have committed something just now. From here on only this server
         # starts hosts, so it knows every event that a campaign refers to.
         while not await self.engine.catch_up():  # ends when the store answers
-            await self._sleep(CATCH_UP_PAUSE_SECONDS)
+            await clock.sleep_until(clock.now() + CATCH_UP_PAUSE)
         try:
             while True:  # ends when cancelled
                 self._changed.clear()
@@ -87,8 +83,8 @@ class CampaignWorker:
                 for campaign in live:
                     await self._reconcile(campaign.id)
                     await asyncio.sleep(0)  # let polls pass
-                until = self.engine.clock.now() + RECONCILE_INTERVAL if live else None
-                await wait_for(self.engine.clock, self._changed, until)
+                until = clock.now() + RECONCILE_INTERVAL if live else None
+                await wait_for(clock, self._changed, until)
         finally:  # the next holder of the lease checks these hosts again
             checks = tuple(self._checks.values())
             for task in checks:

@@ -15,45 +15,33 @@ from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
 from forewarn.engine.replica import POLLS_PASS_EVERY
 from forewarn.errors import Error, Unavailable
-from forewarn.store.base import LEASE_KEY, Lease, Store
+from forewarn.store.base import LEASE_KEY, Lease
 
 TTL_SECONDS = 10.0
-RETRY_SECONDS = 2.0
+ACQUIRE_RETRY = timedelta(seconds=2)
 LEASE_NAME = "server/{}"
 RELEASE_RETRY = timedelta(seconds=1)
 
-Sleep = Callable[[float], Awaitable[None]]
+Work = Callable[[Lease], Awaitable[None]]
 
 
-async def run_under_lease(
-    store: Store,
-    name: str,
-    work: Callable[[Lease], Awaitable[None]],
-    *,
-    sleep: Sleep = asyncio.sleep,
-) -> None:
+async def run_under_lease(engine: Engine, name: str, work: Work) -> None:
     """Run `work(lease)` whenever this process holds the lease, until cancelled.
 
     States:  WAITING -> HOLDING -> WAITING. The work is cancelled when the lease is lost. When the
     work returns or raises, so does this.
     """
     while True:  # ends when cancelled
-        if await work_until_lost(store, name, work, sleep=sleep):
+        if await work_until_lost(engine, name, work):
             return
 
 
-async def work_until_lost(
-    store: Store,
-    name: str,
-    work: Callable[[Lease], Awaitable[None]],
-    *,
-    sleep: Sleep = asyncio.sleep,
-) -> bool:
+async def work_until_lost(engine: Engine, name: str, work: Work) -> bool:
     """Wait for the lease and run `work(lease)` until the lease is lost.
 
     True if the work returned before. The lease is released after the work has ended.
     """
-    lease = await _acquire(store, name, sleep)
+    lease = await _acquire(engine, name)
     working = asyncio.ensure_future(work(lease))
     losing = asyncio.ensure_future(lease.lost())
     try:
@@ -70,13 +58,13 @@ async def work_until_lost(
             await lease.release()
 
 
-async def _acquire(store: Store, name: str, sleep: Sleep) -> Lease:
+async def _acquire(engine: Engine, name: str) -> Lease:
     while True:  # ends when the lease is free and the store answers
         with suppress(Unavailable):
-            lease = await store.lease(name, TTL_SECONDS)
+            lease = await engine.store.lease(name, TTL_SECONDS)
             if lease is not None:
                 return lease
-        await sleep(RETRY_SECONDS)
+        await engine.clock.sleep_until(engine.clock.now() + ACQUIRE_RETRY)
 
 
 class ClaimReleaser:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
@@ -50,6 +50,7 @@ class Job:
     call: asyncio.Future[Finish] | None = None
 
 
+@dataclass(eq=False)
 class Worker:
     """Works while it holds the lease of its server. `worker` must be new at every start.
 
@@ -68,24 +69,18 @@ class Worker:
     continues under another name, so that its old claims are not mistaken for good ones.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        platform: Platform,
-        *,
-        worker: str,
-        impacts_max: int = 256,
-        impact_limit: timedelta,
-        stop_seconds_max: float = STOP_SECONDS_MAX,
-        compare_clocks_every: timedelta = COMPARE_EVERY,
-    ) -> None:
-        self._engine = engine
-        self._platform = platform
-        self._worker = worker
-        self._impacts_max = impacts_max
-        self._impact_limit = impact_limit
-        self._stop_seconds_max = stop_seconds_max
-        self._name = worker
+    engine: Engine
+    platform: Platform
+    _: KW_ONLY
+    worker: str
+    impacts_max: int = 256
+    impact_limit: timedelta
+    stop_seconds_max: float = STOP_SECONDS_MAX
+    compare_clocks_every: timedelta = COMPARE_EVERY
+
+    def __post_init__(self) -> None:
+        engine = self.engine
+        self._name = self.worker
         self._lease: Lease | None = None
         self._wake_at: dict[str, datetime] = {}
         self._alarms: SortedKeys[tuple[datetime, str]] = SortedKeys(
@@ -97,7 +92,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Future[ImpactResult]] = set()
         self._releaser = ClaimReleaser(engine)
-        self._clock_skew = ClockSkew(engine, self._changed.set, every=compare_clocks_every)
+        self._clock_skew = ClockSkew(engine, self._changed.set, every=self.compare_clocks_every)
         engine.board.subscribe(self._on_scope_changed)
         for published in engine.board.scopes.values():
             self._on_scope_changed(published)
@@ -105,20 +100,20 @@ class Worker:
     async def run(self) -> None:
         """Work until cancelled, and follow the store."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._engine.follow())
+            group.create_task(self.engine.follow())
             group.create_task(self._run_under_lease())
 
     async def _run_under_lease(self) -> None:
         for number in count(1):  # ends when cancelled
-            self._name = self._worker if number == 1 else f"{self._worker}-{number}"
+            self._name = self.worker if number == 1 else f"{self.worker}-{number}"
             name = LEASE_NAME.format(self._name)
-            await work_until_lost(self._engine.store, name, self._work, sleep=self._sleep)
+            await work_until_lost(self.engine, name, self._work)
             log.warning("server lease lost", worker=self._name)
             await self._look_at_all()
 
     async def _look_at_all(self) -> None:
         """Set the alarm of every scope again: what was dropped is due."""
-        scopes = self._engine.board.scopes
+        scopes = self.engine.board.scopes
         for number, name in enumerate(list(scopes), start=1):
             if number % POLLS_PASS_EVERY == 0:
                 await asyncio.sleep(0)
@@ -143,15 +138,11 @@ class Worker:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             self._running.clear()
             if self._calls:
-                await asyncio.wait(self._calls, timeout=self._stop_seconds_max)
-
-    async def _sleep(self, seconds: float) -> None:
-        clock = self._engine.clock
-        await clock.sleep_until(clock.now() + timedelta(seconds=seconds))
+                await asyncio.wait(self._calls, timeout=self.stop_seconds_max)
 
     def _on_scope_changed(self, published: PublishedScope) -> None:
         scope = published.scope
-        self._set_alarm(scope.name, next_time(scope, self._engine.clock.now()))
+        self._set_alarm(scope.name, next_time(scope, self.engine.clock.now()))
         for (name, vm), job in self._running.items():
             if name == scope.name and job.call is not None and not self._is_ours(scope, job, vm):
                 job.call.cancel()
@@ -186,10 +177,10 @@ class Worker:
                 self._dispatch()
             self._dispatch()
             next_at = self._alarms[0][0] if self._alarms else None
-            await wait_for(self._engine.clock, self._changed, next_at)
+            await wait_for(self.engine.clock, self._changed, next_at)
 
     def _take_due(self) -> list[str]:
-        now, names = self._engine.clock.now(), list[str]()
+        now, names = self.engine.clock.now(), list[str]()
         while self._alarms and self._alarms[0][0] <= now:
             names.append(self._alarms[0][1])
             self._set_alarm(names[-1], None)
@@ -197,23 +188,23 @@ class Worker:
 
     def _find(self, name: str) -> PublishedScope | None:
         """The scope, if this server may work on it: a newer one does what only it can read."""
-        is_unreadable = SCOPE_KEY.format(name) in self._engine.unreadable
-        return None if is_unreadable else self._engine.board.scopes.get(name)
+        is_unreadable = SCOPE_KEY.format(name) in self.engine.unreadable
+        return None if is_unreadable else self.engine.board.scopes.get(name)
 
     async def _process(self, name: str) -> None:
         """Start the events of a scope that are due, and queue its impacts."""
         published = self._find(name)
         if published is None:
             return
-        now = self._engine.clock.now()
+        now = self.engine.clock.now()
         deadline = next_deadline(published.scope)
         try:
             if deadline is not None and deadline <= now:
-                await self._engine.submit(name, Tick(), by="clock")
+                await self.engine.submit(name, Tick(), by="clock")
             if due_impacts(published.scope, now):
                 self._queue[name] = None
         except Error as error:
-            self._engine.throttled_log.warn("tick failed", scope=name, problem=error.message)
+            self.engine.throttled_log.warn("tick failed", scope=name, problem=error.message)
             self._set_alarm(name, now + RETRY)
             return
         except Exception:  # a bug with this one scope must not stop the others
@@ -221,19 +212,19 @@ class Worker:
             self._set_alarm(name, now + RETRY_MAX)
             return
         if name not in self._wake_at:  # what is due is running or queued; look again later
-            now = self._engine.clock.now()
+            now = self.engine.clock.now()
             wake_at = next_time(published.scope, now)
             if wake_at is not None:
                 self._set_alarm(name, max(wake_at, now + RETRY))
 
     def _dispatch(self) -> None:
         """Start as many due impacts as may run at the same time; the others stay queued."""
-        while self._queue and len(self._running) < self._impacts_max and self._lease is not None:
+        while self._queue and len(self._running) < self.impacts_max and self._lease is not None:
             name = next(iter(self._queue))
             published = self._find(name)
-            due = due_impacts(published.scope, self._engine.clock.now()) if published else ()
+            due = due_impacts(published.scope, self.engine.clock.now()) if published else ()
             new = [impact for impact in due if (name, impact.vm) not in self._running]
-            free = self._impacts_max - len(self._running)
+            free = self.impacts_max - len(self._running)
             for impact in new[:free]:
                 self._start(name, impact, self._lease)
             if len(new) <= free:
@@ -281,7 +272,7 @@ class Worker:
         name = self._name
         claim = Claim(event_id=impact.event_id, vm=impact.vm, worker=name)
         outcome = await self._submit(scope, claim, lease)
-        published = self._engine.board.scopes.get(scope)
+        published = self.engine.board.scopes.get(scope)
         if outcome is None or published is None:
             return None
         claimed = published.scope.impact(impact.event_id, impact.vm)
@@ -319,18 +310,18 @@ class Worker:
 
         A lack of resources is not a failed attempt.
         """
-        clock, pause = self._engine.clock, RETRY
-        give_up_at = clock.now() + self._impact_limit
+        clock, pause = self.engine.clock, RETRY
+        give_up_at = clock.now() + self.impact_limit
         while True:  # ends when the call started, when its time is up, or when cancelled
             call = asyncio.ensure_future(self._call(request, lease))
             self._calls.add(call)  # until it has ended, even if it is no longer awaited
             call.add_done_callback(self._calls.discard)
             try:
-                return await within(clock, self._impact_limit, call)
+                return await within(clock, self.impact_limit, call)
             except OSError as error:
                 if error.errno not in SHORTAGES or clock.now() + pause >= give_up_at:
                     raise
-                self._engine.throttled_log.warn(
+                self.engine.throttled_log.warn(
                     "platform call not started", vm=request.vm.name, problem=error.strerror
                 )
             await clock.sleep_until(clock.now() + pause)
@@ -344,12 +335,12 @@ class Worker:
         """
         if not lease.is_held():
             raise LeaseLost(f"this server has lost the lease {lease.name}")
-        return await self._platform.run_impact(request)
+        return await self.platform.run_impact(request)
 
     async def _finish(self, scope: str, finish: Finish, lease: Lease) -> None:
         """Record the result; without it the impact would run again."""
-        clock = self._engine.clock
-        published = self._engine.board.scopes.get(scope)
+        clock = self.engine.clock
+        published = self.engine.board.scopes.get(scope)
         if published is not None and len(published.scope.impacts) > IMPACTS_FINISHED_ALONE_MAX:
             await clock.sleep_until(next_on_grid(clock.now(), FINISH_TOGETHER))
         await self._submit(scope, finish, lease)
@@ -362,16 +353,16 @@ class Worker:
         ends if the scope has become unreadable, because it occupies one of `impacts_max`; a result
         waits, because the scope may become readable again.
         """
-        clock, pause = self._engine.clock, RETRY
+        clock, pause = self.engine.clock, RETRY
         while True:  # ends when it is committed or not needed, or when cancelled
             try:
-                return await self._engine.submit(scope, command, by=command.worker, lease=lease)
+                return await self.engine.submit(scope, command, by=command.worker, lease=lease)
             except (NotFound, LeaseLost):
                 return None
             except Unavailable as error:
                 if isinstance(error, RecordUnreadable) and isinstance(command, Claim):
                     return None
-                self._engine.throttled_log.warn(
+                self.engine.throttled_log.warn(
                     "claim or result not recorded",
                     scope=scope,
                     vm=command.vm,

@@ -29,7 +29,7 @@ from forewarn.errors import Error, Invalid, RecordUnreadable
 from forewarn.history.cloudevents import encode, event_id, headers
 from forewarn.history.feed import HistoryFeed
 from forewarn.log import log
-from forewarn.store.base import HistoryValues, Lease, Store
+from forewarn.store.base import HistoryValues, Lease
 
 if TYPE_CHECKING:
     from forewarn.history.webhook_sender import WebhookSender
@@ -273,7 +273,7 @@ async def open_webhooks(
     return webhooks
 
 
-async def run_webhooks(webhooks: Sequence[Webhook], store: Store) -> None:
+async def run_webhooks(webhooks: Sequence[Webhook], engine: Engine) -> None:
     """Deliver while this server holds the lease, until cancelled; then close them."""
 
     async def deliver_all(lease: Lease) -> None:
@@ -282,7 +282,7 @@ async def run_webhooks(webhooks: Sequence[Webhook], store: Store) -> None:
                 group.create_task(webhook.run(lease))
 
     try:
-        await run_under_lease(store, "webhooks", deliver_all)
+        await run_under_lease(engine, "webhooks", deliver_all)
     finally:
         for webhook in webhooks:
             await webhook.close()

@@ -23,6 +23,7 @@ from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, SECOND, guid
 from tests.history import entries_of
 from tests.unit.engine.test_engine import FLEET
+from tests.unit.platform.instant_clock import InstantClock
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 
@@ -291,9 +292,7 @@ def test_work_moves_to_the_process_that_gets_the_lease() -> None:
 
     async def main() -> None:
         store, running = MemoryStore(), list[str]()
-
-        async def sleep(seconds: float) -> None:
-            await asyncio.sleep(0)
+        engine = Engine(store, InstantClock(), Timing())
 
         def work_as(name: str) -> asyncio.Task[None]:
             async def work(lease: Lease) -> None:
@@ -303,7 +302,7 @@ def test_work_moves_to_the_process_that_gets_the_lease() -> None:
                 finally:
                     running.remove(name)
 
-            return asyncio.create_task(run_under_lease(store, "retention", work, sleep=sleep))
+            return asyncio.create_task(run_under_lease(engine, "retention", work))
 
         async def settle() -> None:
             for _ in range(20):
@@ -331,12 +330,13 @@ def test_work_moves_to_the_process_that_gets_the_lease() -> None:
 def test_work_that_fails_ends_and_frees_the_lease() -> None:
     async def main() -> None:
         store = MemoryStore()
+        engine = Engine(store, InstantClock(), Timing())
 
         async def work(lease: Lease) -> None:
             raise StoreLost("no answer")
 
         with suppress(StoreLost):
-            await run_under_lease(store, "retention", work)
+            await run_under_lease(engine, "retention", work)
         assert await store.lease("retention", 10) is not None
 
     asyncio.run(main())

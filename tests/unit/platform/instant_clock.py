@@ -9,6 +9,8 @@ from tests.builders import NOON
 class InstantClock:
     """A sleeper wakes immediately, and the time is then the time it slept until."""
 
+    jump_seconds = 0.0
+
     def __init__(self) -> None:
         self.time = NOON
         self.slept: list[timedelta] = []
