@@ -4,7 +4,6 @@ With `--store` it works on the store itself, without a service.
 """
 
 import json
-import secrets
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -33,7 +32,6 @@ Store = Annotated[str | None, typer.Option(
 # fmt: on
 COLUMNS = ("name", "role", "created_at", "expires_at", "is_expired")
 BY = "command line"
-SECRET_BYTES = 32
 
 app = typer.Typer(
     help="Tokens, who may call the control API: create, list, revoke.", no_args_is_help=True
@@ -103,10 +101,7 @@ async def _create(service: "Service", body: Mapping[str, str | None]) -> Any:
     from forewarn.web.control.routes.token import NewToken, create_token
 
     new = decode_strictly(json.dumps(body).encode(), NewToken)
-    secret = secrets.token_hex(SECRET_BYTES)
-    return to_builtins(
-        await create_token(service.engine, service.tokens, new, secret=secret, by=BY)
-    )
+    return to_builtins(await create_token(service, new, by=BY))
 
 
 async def _list(service: "Service") -> Any:
@@ -114,4 +109,4 @@ async def _list(service: "Service") -> Any:
 
     from forewarn.web.control.routes.token import token_list
 
-    return to_builtins(token_list(service.engine, service.tokens))
+    return to_builtins(token_list(service))

@@ -10,12 +10,12 @@ from litestar import Controller, delete, get, post
 from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 
-from forewarn.auth.tokens import Role, Token, Tokens
+from forewarn.auth.tokens import Role, Token
 from forewarn.duration import parse_duration
-from forewarn.engine.engine import Engine
 from forewarn.errors import Invalid, Refused, UnknownToken
 from forewarn.web.control.dependencies import Call, Name
 from forewarn.web.control.views import view
+from forewarn.web.service import Service
 
 SECRET_BYTES = 32
 
@@ -60,7 +60,7 @@ class TokenController(Controller):
     @get("/")
     async def list_tokens(self, call: Call) -> TokenList:
         """All tokens, by name, without their secrets."""
-        return token_list(call.service.engine, call.service.tokens)
+        return token_list(call.service)
 
     @post("/", status_code=HTTP_201_CREATED, errors=(Refused,), is_secret=True)
     async def create_token(self, data: JSONBody[NewToken], call: Call) -> CreatedToken:
@@ -68,8 +68,7 @@ class TokenController(Controller):
 
         The first token must be an admin's; from then on every request needs a token.
         """
-        service, secret = call.service, secrets.token_hex(SECRET_BYTES)
-        return await create_token(service.engine, service.tokens, data, secret=secret, by=call.by)
+        return await create_token(call.service, data, by=call.by)
 
     @delete("/{token:str}", status_code=HTTP_200_OK, errors=(UnknownToken, Refused))
     async def revoke_token(self, token: Name, call: Call) -> TokenView:
@@ -78,26 +77,25 @@ class TokenController(Controller):
         The last admin token can be revoked only after all others.
         """
         revoked = await call.service.tokens.revoke(token, by=call.by)
-        return token_view(call.service.engine, revoked)
+        return token_view(call.service, revoked)
 
 
-async def create_token(
-    engine: Engine, tokens: Tokens, new: NewToken, *, secret: str, by: str
-) -> CreatedToken:
+async def create_token(service: Service, new: NewToken, *, by: str) -> CreatedToken:
     try:
         expires_in = None if new.expires is None else parse_duration(new.expires)
     except ValueError as error:
         raise Invalid(f"body.expires: {error}", field="expires") from error
-    token, text = await tokens.create(
+    secret = secrets.token_hex(SECRET_BYTES)
+    token, text = await service.tokens.create(
         new.name, Role(new.role), secret=secret, by=by, expires_in=expires_in
     )
-    return CreatedToken(token_view(engine, token), text)
+    return CreatedToken(token_view(service, token), text)
 
 
-def token_list(engine: Engine, tokens: Tokens) -> TokenList:
-    views = [token_view(engine, token) for token in tokens.all()]
+def token_list(service: Service) -> TokenList:
+    views = [token_view(service, token) for token in service.tokens.all()]
     return TokenList(views, len(views))
 
 
-def token_view(engine: Engine, token: Token) -> TokenView:
-    return view(TokenView, token, is_expired=not token.is_valid(engine.clock.now()))
+def token_view(service: Service, token: Token) -> TokenView:
+    return view(TokenView, token, is_expired=not token.is_valid(service.engine.clock.now()))
