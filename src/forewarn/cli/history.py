@@ -183,14 +183,13 @@ def show_entry(entry: Mapping[str, Any], *, as_json: bool) -> None:
 
 def format_entry(entry: Mapping[str, Any]) -> str:
     """An entry of the history in one line."""
-    parts = {name: entry[name] for name in ("scope", "what", "vm", "event")}
+    at, what, event = entry["at"][11:19], entry["what"], entry["event"]
     detail = entry["detail"].partition("\n")[0]
-    return printable(format_change(at=entry["at"][11:19], detail=detail, **parts))
-
-
-def format_change(*, at: str, scope: str, what: str, vm: str, detail: str, event: str) -> str:
-    sentence = SENTENCES.get(what, f"{what} {{vm}} {{detail}}").format(vm=vm, detail=detail)
-    return f"{at}  {scope:10}  {' '.join(sentence.split())}{f'  ({event[:8]})' if event else ''}"
+    sentence = SENTENCES.get(what, f"{what} {{vm}} {{detail}}").format(
+        vm=entry["vm"], detail=detail
+    )
+    text = " ".join(sentence.split())
+    return printable(f"{at}  {entry['scope']:10}  {text}{f'  ({event[:8]})' if event else ''}")
 
 
 def table_row(entry: Mapping[str, Any]) -> dict[str, Any]:

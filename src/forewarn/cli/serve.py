@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from forewarn.cli.exit_codes import Usage, needs_extra
-from forewarn.cli.history import SENTENCES, format_change
+from forewarn.cli.history import SENTENCES, format_entry
 from forewarn.cli.options import DEMO, ClientConfig, File, read_config, with_options
 from forewarn.config import Address, Config
 from forewarn.errors import Invalid
@@ -71,17 +71,10 @@ Changes are printed here. API reference: http://{control}/api/docs  Stop with Ct
 
 def print_change(entry: "Entry") -> None:
     """Print a change as it happens."""
+    import msgspec  # of the server extra
+
     if entry.what in SENTENCES:
-        typer.echo(
-            format_change(
-                at=f"{entry.at:%H:%M:%S}",
-                scope=entry.scope,
-                what=entry.what,
-                vm=entry.vm,
-                detail=entry.detail,
-                event=entry.event,
-            )
-        )
+        typer.echo(format_entry(msgspec.to_builtins(entry)))
 
 
 def program() -> str:
