@@ -9,11 +9,10 @@ import gc
 import os
 import stat
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from datetime import timedelta
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -184,10 +183,6 @@ async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
 def make_platform(config: Config, service: Service) -> Platform:
     """The platform that carries out impacts."""
     engine, board = service.engine, service.engine.board
-
-    def hosts() -> Iterator[str]:
-        return chain(board.hosts, board.declared_hosts)
-
     for name in config.simulate_failure:
         if name not in board.vms:
             log.warning("unknown VM in simulate_failure", option="simulate_failure", vm=name)
@@ -195,7 +190,7 @@ def make_platform(config: Config, service: Service) -> Platform:
         config,
         engine.clock,
         durations=engine.timing.duration,
-        hosts=hosts,
+        hosts=lambda: board.hosts,
         avoid=service.campaigns.host_priorities,
         environ=os.environ,
     )

@@ -37,7 +37,7 @@ async def fleet_of(vms: int) -> Engine:
         await engine.submit(f"scope-{first}", enrol, by="bench")
     for name in ("scope-0", f"scope-{SCOPE_VMS}"):
         await engine.submit(name, Seen(), by="bench")
-    platform = SimulatedPlatform(engine.clock, durations={}, hosts=engine.board.host_names)
+    platform = SimulatedPlatform(engine.clock, durations={}, hosts=lambda: engine.board.hosts)
     Worker(
         engine, platform, worker="bench", impact_limit=timedelta(hours=1)
     )  # whose part of a change is to note the deadline

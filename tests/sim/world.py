@@ -661,6 +661,7 @@ class World:
 
     def _check_board(self, board: Board) -> None:
         fresh = Board(seen_interval_seconds=3600)
+        fresh.declare_hosts((), tuple(board.declared_hosts))
         for place in board.scopes.values():
             self.witness.reads(place)
             fresh.publish(place.scope, place.revision)

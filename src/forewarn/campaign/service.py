@@ -88,7 +88,7 @@ class Campaigns:
         decide(
             Scope(name="-"), maintain(spec, "-", NAMESPACE.hex), engine.clock.now(), engine.timing
         )
-        hosts = await asyncio.to_thread(match_hosts, engine.board.host_names(), spec.patterns)
+        hosts = await asyncio.to_thread(match_hosts, engine.board.known_hosts[:], spec.patterns)
         if not hosts:
             raise Invalid(
                 f"no host matches {', '.join(spec.patterns)}; expected patterns such as rack7-*",
@@ -228,7 +228,7 @@ class BoardView:
         return published.scope if published else None
 
     def scopes_on(self, host: str) -> list[ScopeSummary] | None:
-        if not self._board.is_host(host):
+        if host not in self._board.hosts:
             return None
         return [self._summarize(published.scope) for published in self._board.scopes_on(host)]
 

@@ -73,12 +73,13 @@ class Board:
         hold an older fleet.
         """
         self.hosts: dict[str, set[str]] = {}
+        """The VMs of every host that has any or that the fleet declares."""
         self.events: dict[str, PublishedScope] = {}
         self.ended: dict[str, PublishedScope] = {}
         self.event_counts: Counter[tuple[EventType, Status]] = Counter()
         self.scope_names: SortedKeys[str] = SortedKeys(self.scopes.keys)
         self.vm_names: SortedKeys[str] = SortedKeys(self.vms.keys)
-        self.known_hosts: SortedKeys[str] = SortedKeys(lambda: {*self.hosts, *self._declared})
+        self.known_hosts: SortedKeys[str] = SortedKeys(self.hosts.keys)
         self.event_keys: SortedKeys[tuple[str, str]] = SortedKeys(self._event_keys)
         self._subscribers: list[Callable[[PublishedScope], None]] = []
         self._declared: Counter[str] = Counter()
@@ -95,15 +96,14 @@ class Board:
 
     def declare_hosts(self, before: Sequence[str] | None, after: Sequence[str] | None) -> None:
         """A record that declared some hosts declares others now. Records may overlap."""
-        names = {*(before or ()), *(after or ())}
-        known = {name for name in names if name in self._declared}
         self._declared.update(after or ())
         self._declared.subtract(before or ())
-        for name in names:
-            if not self._declared[name]:
+        for name in {*(before or ()), *(after or ())}:
+            if self._declared[name]:
+                self._add_host(name)
+            else:
                 del self._declared[name]
-            if (name in known) != (name in self._declared) and name not in self.hosts:
-                (self.known_hosts.remove if name in known else self.known_hosts.add)(name)
+                self._remove_host(name)
 
     def publish(self, scope: Scope, revision: int) -> None:
         """Show a scope as committed at a revision."""
@@ -198,19 +198,10 @@ class Board:
 
     def scopes_on(self, host: str) -> list[PublishedScope]:
         """The scopes that have VMs on a host, sorted by name; UnknownHost if there is none."""
-        if not self.is_host(host):
+        if host not in self.hosts:
             raise UnknownHost(f"there is no host {host!r}", host=host)
-        return sorted(
-            {self.vms[name] for name in self.hosts.get(host, ())},
-            key=lambda published: published.scope.name,
-        )
-
-    def is_host(self, name: str) -> bool:
-        """Whether the fleet declares it, or a VM runs on it."""
-        return name in self.hosts or name in self._declared
-
-    def host_names(self) -> list[str]:
-        return self.known_hosts[:]
+        found = {self.vms[name] for name in self.hosts[host]}
+        return sorted(found, key=lambda published: published.scope.name)
 
     def find_event(self, event_id: str) -> tuple[PublishedScope, Event] | None:
         """The live event by its id, and its scope."""
@@ -270,13 +261,9 @@ class Board:
         if self.addresses.get(vm.address) == vm.name:
             del self.addresses[vm.address]
         self._remove_id(vm)
-        residents = self.hosts.get(vm.host)
-        if residents is not None:
-            residents.discard(vm.name)
-            if not residents:
-                del self.hosts[vm.host]
-                if vm.host not in self._declared:
-                    self.known_hosts.remove(vm.host)
+        if vm.host:
+            self.hosts[vm.host].discard(vm.name)
+            self._remove_host(vm.host)
 
     def _add_vm(self, published: PublishedScope, vm: Vm) -> None:
         name, host = vm.name, vm.host
@@ -293,12 +280,21 @@ class Board:
         if vm.id and (first := self.ids.setdefault(vm.id, name)) != name:
             self.shared_ids.setdefault(vm.id, {first}).add(name)
         if host:
-            residents = self.hosts.get(host)
-            if residents is None:
-                residents = self.hosts[host] = set()
-                if host not in self._declared:
-                    self.known_hosts.add(host)
-            residents.add(name)
+            self._add_host(host).add(name)
+
+    def _add_host(self, name: str) -> set[str]:
+        """The VMs of a host, which may be new."""
+        residents = self.hosts.get(name)
+        if residents is None:
+            residents = self.hosts[name] = set()
+            self.known_hosts.add(name)
+        return residents
+
+    def _remove_host(self, name: str) -> None:
+        """Remove a host, unless it has VMs or the fleet declares it."""
+        if name in self.hosts and not self.hosts[name] and name not in self._declared:
+            del self.hosts[name]
+            self.known_hosts.remove(name)
 
     def _remove_id(self, vm: Vm) -> None:
         sharing = self.shared_ids.get(vm.id, set()) - {vm.name}

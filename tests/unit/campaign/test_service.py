@@ -131,7 +131,7 @@ class World:
         platform = SimulatedPlatform(
             self.clock,
             durations=DURATION,
-            hosts=server.engine.board.host_names,
+            hosts=lambda: server.engine.board.hosts,
             avoid=server.campaigns.host_priorities,
             failing=set(self.failing),
         )

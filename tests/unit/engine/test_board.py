@@ -78,7 +78,7 @@ def test_a_declared_host_without_vms_is_known() -> None:
     board.declare_hosts((), ("host-z",))
 
     assert board.scopes_on("host-z") == []
-    assert board.host_names() == ["host-a", "host-b", "host-z"]
+    assert board.known_hosts[:] == ["host-a", "host-b", "host-z"]
 
 
 def test_vm_that_changes_scopes_is_found_in_the_new_one() -> None:

@@ -400,7 +400,7 @@ class Crew:
         durations: Mapping[EventType, timedelta] = DURATION,
     ) -> None:
         platform = SimulatedPlatform(
-            clock, durations=durations, hosts=engine.board.host_names, failing=set(failing)
+            clock, durations=durations, hosts=lambda: engine.board.hosts, failing=set(failing)
         )
         loops = Worker(engine, platform, worker=worker, impact_limit=timedelta(hours=1))
         self.task = asyncio.create_task(loops.run())

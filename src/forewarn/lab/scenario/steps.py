@@ -68,7 +68,7 @@ class Stage(NamedTuple):
         if host != ANY:
             return host
         idle, hosts = set(self._list_idle_vms()), self.lab.engine.board.hosts
-        return self._choose([name for name, vms in hosts.items() if vms <= idle], "host")
+        return self._choose([name for name, vms in hosts.items() if vms and vms <= idle], "host")
 
     def _choose(self, idle: list[str], what: str) -> str:
         if not idle:

@@ -252,7 +252,7 @@ def vm_views(board: Board, names: Sequence[str]) -> Iterator[VmView]:
 
 def host_view(board: Board, name: str) -> HostView:
     scopes = [published.scope for published in board.scopes_on(name)]
-    vms = board.hosts.get(name, set())
+    vms = board.hosts[name]
     return HostView(
         name=name,
         vms=tuple(sorted(vms)),
@@ -268,6 +268,6 @@ def host_view(board: Board, name: str) -> HostView:
 
 async def host_list(board: Board, request: PageRequest) -> HostList:
     def build(names: Sequence[str]) -> Iterator[HostView]:
-        return (host_view(board, name) for name in names if board.is_host(name))
+        return (host_view(board, name) for name in names if name in board.hosts)
 
     return HostList(*await build_page(board.known_hosts, name_key, build, request))
