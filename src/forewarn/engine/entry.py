@@ -92,8 +92,3 @@ def last_number(position: int) -> int:
 def position_of(number: int) -> int:
     """The position of the commit that the entry with this number belongs to."""
     return number // ENTRIES_MAX
-
-
-def encode_entry(entry: Entry) -> bytes:
-    """One line of JSON."""
-    return msgspec.json.encode(entry)

@@ -104,6 +104,17 @@ def status_of(error: type[Error] | Error, table: Mapping[type[Error], int] = STA
     return next(table[ancestor] for ancestor in kind.__mro__ if ancestor in table)
 
 
+def headers_of(error: Error) -> dict[str, str]:
+    """What a client needs to know before its next request."""
+    if isinstance(error, WrongMethod):
+        return {"Allow": error.allow}
+    if isinstance(error, Unavailable | TooManyRequests):
+        return {"Retry-After": "1"}
+    return (
+        {"WWW-Authenticate": 'Bearer realm="forewarn"'} if isinstance(error, Unauthorized) else {}
+    )
+
+
 def metadata_body(error: Error) -> bytes:
     """Internal errors may name files and commands, so a VM gets a general message instead."""
     is_internal = status_of(error, METADATA_STATUS) >= 500

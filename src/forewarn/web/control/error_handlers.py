@@ -7,27 +7,17 @@ from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap
 
-from forewarn.errors import Error, Invalid, NotFound, Unauthorized, Unavailable
+from forewarn.errors import Error, Invalid, NotFound
 from forewarn.log import log
-from forewarn.web.http_status import BUG, TooManyRequests, WrongMethod, control_body, status_of
-
-HEADERS: dict[type[Error], dict[str, str]] = {
-    Unauthorized: {"WWW-Authenticate": 'Bearer realm="forewarn"'},
-    TooManyRequests: {"Retry-After": "1"},
-}
+from forewarn.web.http_status import BUG, WrongMethod, control_body, headers_of, status_of
 
 
 def _handle_error(_: Request[Any, Any, Any], error: Error) -> Response[bytes]:
-    headers = HEADERS.get(type(error), {})
-    if isinstance(error, Unavailable):
-        headers = {"Retry-After": "1"}
-    if isinstance(error, WrongMethod):
-        headers = {"Allow": error.allow}
     return Response(
         control_body(error),
         status_code=status_of(error),
         media_type=MediaType.JSON,
-        headers=headers,
+        headers=headers_of(error),
     )
 
 

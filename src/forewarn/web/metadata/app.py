@@ -26,7 +26,7 @@ from forewarn.core.command import Approve
 from forewarn.core.lifecycle import is_enabled
 from forewarn.engine.board import PublishedScope, wait_for_change
 from forewarn.engine.engine import Engine
-from forewarn.errors import Error, Forbidden, Invalid, NotFound, Unavailable
+from forewarn.errors import Error, Forbidden, Invalid, NotFound
 from forewarn.log import log
 from forewarn.web.http.message import (
     BLANK_LINE,
@@ -41,7 +41,7 @@ from forewarn.web.http_status import (
     METADATA_STATUS,
     ClientGone,
     TooManyRequests,
-    WrongMethod,
+    headers_of,
     metadata_body,
     status_of,
 )
@@ -245,11 +245,8 @@ def kind_of(scope: Message) -> str:
 
 def error_reply(error: Error) -> Reply:
     body = error.body if isinstance(error, BadVersion) else metadata_body(error)
-    more: list[Header] = []
-    if isinstance(error, WrongMethod):
-        more = [(b"allow", error.allow.encode())]
-    elif isinstance(error, Unavailable | TooManyRequests):
-        more = [(b"retry-after", b"1")]
+    headers = headers_of(error).items()
+    more = ((name.lower().encode(), value.encode()) for name, value in headers)
     return make_reply(status_of(error, METADATA_STATUS), body, *more)
 
 

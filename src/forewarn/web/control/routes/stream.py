@@ -16,7 +16,7 @@ from litestar.params import HeaderParameter, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 
 from forewarn.auth.tokens import Tokens
-from forewarn.engine.entry import encode_entry, first_number, last_number
+from forewarn.engine.entry import first_number, last_number
 from forewarn.errors import Error
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.query import EntryFilter
@@ -120,7 +120,7 @@ async def follow_history(
             for entry in wanted.select(values):
                 if entry.number <= number:
                     continue  # of the same commit as the last entry that the client has
-                yield Message(id=entry.number, data=encode_entry(entry))
+                yield Message(id=entry.number, data=msgspec.json.encode(entry))
                 heartbeat_at = clock() + heartbeat_seconds
             if values:
                 number = last_number(values[-1].position)
