@@ -7,12 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from forewarn.cli.app import app
-from forewarn.cli.config import BEGIN, END, render_reference
 from forewarn.cli.exit_codes import Usage
 from forewarn.cli.options import ClientConfig, format_value
 from forewarn.config import options
 from forewarn.errors import Invalid
 from tests.unit.config_of import config_of
+from tools.configuration_page import BEGIN, END, render_reference
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -193,7 +193,7 @@ def test_value_is_formatted_as_it_would_be_typed() -> None:
 
 
 def test_the_reference_page_has_the_current_tables() -> None:
-    """Update the page with: python -m forewarn.cli.config docs/configuration.md"""
+    """Update the page with: python -m tools.configuration_page docs/configuration.md"""
     page = (DOCS / "configuration.md").read_text()
 
     assert page.partition(BEGIN)[2].partition(END)[0].strip() == render_reference().strip()
