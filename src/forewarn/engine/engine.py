@@ -191,7 +191,7 @@ class Engine(Replica):
         return Versioned(self.codec(key).decode(record.value), record.revision)
 
     async def _read_again(self, keys: Sequence[str], transaction: Transaction) -> None:
-        for key in dict.fromkeys((*keys, *transaction.reads, *transaction.leases)):
+        for key in dict.fromkeys((*keys, *transaction.reads)):
             if self.is_cached(key):
                 await self.refresh(key)
 
@@ -218,9 +218,6 @@ class Engine(Replica):
         ]
         checks = [
             RevisionCheck(key, read.revision) for key, read in reads.items() if key not in writes
-        ]
-        checks += [
-            RevisionCheck(lease.key, lease.revision) for lease in transaction.leases.values()
         ]
         entries = transaction.entries
         loop = asyncio.get_running_loop()

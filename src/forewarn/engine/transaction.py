@@ -34,7 +34,6 @@ class Transaction:
     reads: dict[str, Versioned] = field(default_factory=dict)
     writes: dict[str, Any] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
-    leases: dict[str, Lease] = field(default_factory=dict)
 
     def get(self, key: str) -> Any | None:
         """The decoded value, None if there is none; RecordUnreadable if it cannot be decoded."""
@@ -57,8 +56,8 @@ class Transaction:
             self.entries.append(make_entry(change, at=self.now, by=by or self.by, scope=scope))
 
     def require(self, lease: Lease) -> None:
-        """Commit only while this lease is held."""
-        self.leases[lease.key] = lease
+        """Commit only while this lease is held: its record is compared like one that was read."""
+        self.reads[lease.key] = Versioned(None, lease.revision)
 
     def _read(self, key: str) -> Versioned:
         record = self.reads.get(key)
