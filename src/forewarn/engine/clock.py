@@ -7,21 +7,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol, TypeVar
 
 from forewarn.log import log
+from forewarn.platform.base import Sleeper
 
 T = TypeVar("T")
 
 
-class Clock(Protocol):
-    """The current time, and waiting for a later one.
-
-    `jump_seconds` is how far the machine's clock is from this one, 0 while they agree.
-    """
+class Clock(Sleeper, Protocol):
+    """`jump_seconds` is how far the machine's clock is from this one, 0 while they agree."""
 
     jump_seconds: float
-
-    def now(self) -> datetime: ...
-
-    async def sleep_until(self, time: datetime) -> None: ...
 
 
 def steady_seconds() -> float:

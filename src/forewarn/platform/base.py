@@ -2,6 +2,7 @@
 
 import errno
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from forewarn.core.event import UNKNOWN_SECONDS, Cause, EventType
@@ -42,6 +43,14 @@ class ImpactResult:
 
     host: str = ""
     detail: str = ""
+
+
+class Sleeper(Protocol):
+    """The current time, and waiting for a later one."""
+
+    def now(self) -> datetime: ...
+
+    async def sleep_until(self, time: datetime) -> None: ...
 
 
 class Platform(Protocol):

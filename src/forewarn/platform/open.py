@@ -6,9 +6,9 @@ from datetime import timedelta
 from forewarn.config import Config, PlatformName
 from forewarn.core.event import EventType
 from forewarn.errors import Invalid
-from forewarn.platform.base import Platform
+from forewarn.platform.base import Platform, Sleeper
 from forewarn.platform.exec import ExecPlatform
-from forewarn.platform.simulated import SimulatedPlatform, Sleeper
+from forewarn.platform.simulated import SimulatedPlatform
 
 
 def open_platform(

@@ -4,20 +4,11 @@ configured.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Protocol
+from datetime import timedelta
 
 from forewarn.core.event import EventType
 from forewarn.errors import ImpactFailed
-from forewarn.platform.base import ImpactRequest, ImpactResult
-
-
-class Sleeper(Protocol):
-    """The part of a clock that is needed here."""
-
-    def now(self) -> datetime: ...
-
-    async def sleep_until(self, time: datetime) -> None: ...
+from forewarn.platform.base import ImpactRequest, ImpactResult, Sleeper
 
 
 @dataclass

@@ -18,10 +18,10 @@ import libvirt
 
 from forewarn.core.event import DURATION_SECONDS, Cause, EventType
 from forewarn.errors import ImpactFailed
-from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.platform.base import ImpactRequest, ImpactResult, Sleeper
 from forewarn.platform.libvirt.connection import OFF, Domain, LibvirtError, LibvirtHosts, ignoring
 from forewarn.platform.libvirt.marker import is_marked, mark, reset, resume, start, suspend, unmark
-from forewarn.platform.simulated import Sleeper, choose_host
+from forewarn.platform.simulated import choose_host
 from forewarn.platform.threads import LAST_CALL_SECONDS, run_to_completion
 
 CANNOT_MIGRATE = (
