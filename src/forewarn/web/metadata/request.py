@@ -4,6 +4,7 @@ Pure, and shared by the fast path and the application. Who sends it is in `clien
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
@@ -56,15 +57,10 @@ class MetadataRequest:
 
 
 def join(headers: Iterable[Header]) -> dict[bytes, bytes]:
-    joined: dict[bytes, bytes] = {}
-    repeated: dict[bytes, list[bytes]] = {}
+    values = defaultdict[bytes, list[bytes]](list)
     for name, value in headers:
-        if name in joined:
-            repeated.setdefault(name, [joined[name]]).append(value)
-        else:
-            joined[name] = value
-    joined.update((name, b", ".join(values)) for name, values in repeated.items())
-    return joined
+        values[name].append(value)
+    return {name: b", ".join(repeated) for name, repeated in values.items()}
 
 
 def split(path: str) -> tuple[str, str]:
