@@ -16,10 +16,8 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-class Usage(Error):
+class Usage(Error, code="usage"):
     """The command line, a variable or the config file is wrong."""
-
-    code = "usage"
 
 
 def exit_of(error: Error) -> Exit:

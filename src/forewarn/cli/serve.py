@@ -116,5 +116,4 @@ def run_until_stopped(work: "Callable[[], Coroutine[Any, Any, None]]") -> None:
         with suppress(asyncio.CancelledError):
             await task
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run())
+    uvloop.run(run())
