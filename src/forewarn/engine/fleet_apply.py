@@ -272,9 +272,12 @@ def _host_batches(
     before: Sequence[tuple[str, ...]], hosts: Sequence[str], difference: Difference
 ) -> Iterator[Batch]:
     """The records of declared hosts that change, one in each commit, with their history."""
+    details = {host: f"host {host} declared" for host in difference.hosts_added}
+    details |= {host: f"host {host} no longer declared" for host in difference.hosts_removed}
+    # a declared host is in no scope, so its entry has none
     changes = [
-        *_declared_changes(difference.hosts_added, "host {} declared"),
-        *_declared_changes(difference.hosts_removed, "host {} no longer declared"),
+        Change(what=ChangeKind.UPDATED, host=host, detail=detail)
+        for host, detail in details.items()
     ]
     starts = range(0, len(hosts), HOSTS_PER_RECORD)
     after = [tuple(hosts[start : start + HOSTS_PER_RECORD]) for start in starts]
@@ -285,13 +288,6 @@ def _host_batches(
     while changes:  # ends: each batch takes some
         yield Batch((), (), changes[:HOSTS_PER_RECORD])
         del changes[:HOSTS_PER_RECORD]
-
-
-def _declared_changes(hosts: Sequence[str], detail: str) -> list[Change]:
-    """A declared host is in no scope, so its entry has none."""
-    return [
-        Change(what=ChangeKind.UPDATED, host=host, detail=detail.format(host)) for host in hosts
-    ]
 
 
 def _check_size(before: Scope, after: Scope) -> None:
