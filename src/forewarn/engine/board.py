@@ -82,27 +82,23 @@ class Board:
         self.known_hosts: SortedKeys[str] = SortedKeys(self.hosts.keys)
         self.event_keys: SortedKeys[tuple[str, str]] = SortedKeys(self._event_keys)
         self._subscribers: list[Callable[[PublishedScope], None]] = []
-        self._declared: Counter[str] = Counter()
+        self.declared_hosts: Counter[str] = Counter()
+        """The hosts that the fleet declares, whether or not they have VMs."""
         self._woken: deque[Callable[[], None]] = deque()
 
     def subscribe(self, callback: Callable[[PublishedScope], None]) -> None:
         """Call this with every scope that is published or withdrawn."""
         self._subscribers.append(callback)
 
-    @property
-    def declared_hosts(self) -> Iterable[str]:
-        """The hosts that the fleet declares, whether or not they have VMs."""
-        return self._declared
-
     def declare_hosts(self, before: Sequence[str] | None, after: Sequence[str] | None) -> None:
         """A record that declared some hosts declares others now. Records may overlap."""
-        self._declared.update(after or ())
-        self._declared.subtract(before or ())
+        self.declared_hosts.update(after or ())
+        self.declared_hosts.subtract(before or ())
         for name in {*(before or ()), *(after or ())}:
-            if self._declared[name]:
+            if self.declared_hosts[name]:
                 self._add_host(name)
             else:
-                del self._declared[name]
+                del self.declared_hosts[name]
                 self._remove_host(name)
 
     def publish(self, scope: Scope, revision: int) -> None:
@@ -292,7 +288,7 @@ class Board:
 
     def _remove_host(self, name: str) -> None:
         """Remove a host, unless it has VMs or the fleet declares it."""
-        if name in self.hosts and not self.hosts[name] and name not in self._declared:
+        if name in self.hosts and not self.hosts[name] and name not in self.declared_hosts:
             del self.hosts[name]
             self.known_hosts.remove(name)
 
