@@ -207,7 +207,9 @@ def _choice(choices: type[StrEnum]) -> OptionKind:
 
 
 def _parse_store(text: str) -> str:
-    if text != "memory" and not re.fullmatch(r"sqlite:///.+|etcd://[^/@]+/[\w./-]*\w/?", text):
+    if text != "memory" and not re.fullmatch(
+        r"sqlite:///.+|etcd://[^/@,\s]+(,[^/@,\s]+)*/[\w./-]*\w/?", text
+    ):
         raise ValueError
     return text
 
@@ -411,9 +413,16 @@ class Config:
             ("etcd_key_file", self.etcd_key_file, "etcd_certificate_file"),
             ("etcd_certificate_file", self.etcd_certificate_file, "etcd_ca_file"),
             ("etcd_user", self.etcd_user, "etcd_password_file"),
+            ("etcd_password_file", self.etcd_password_file, "etcd_user"),
         )
+        if 0 < self.etcd_retention_minutes < 1:
+            raise Invalid(
+                "etcd_retention_minutes is less than a minute, too short for loading a fleet;"
+                " expected 0, or at least 1",
+                option="etcd_retention_minutes",
+            )
         for option, is_used, needed in uses:
-            if is_used and getattr(self, needed) is None:
+            if is_used and not getattr(self, needed):
                 raise Invalid(f"{option} needs {needed}, which is not set", option=needed)
         for option, address in (("metadata", self.metadata), ("control", self.control)):
             if self.reuse_port and address.port == 0:

@@ -224,8 +224,7 @@ async def make_history_workers(config: Config, service: Service) -> list[Corouti
         secrets = parse_secrets(read_file(path, "webhook secret file"), str(path))
         feed.webhooks = await open_webhooks(config, engine, feed, secrets, make_id)
     retention = RetentionWorker(
-        engine.store,
-        engine.clock,
+        engine,
         feed,
         keep=timedelta(days=config.history_days),
         commits_max=config.history_notes_max,

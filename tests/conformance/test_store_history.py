@@ -59,6 +59,20 @@ async def test_latest_reads_backwards_in_pages(store: Store) -> None:
 
 
 @on_every_store
+async def test_the_newest_commits_can_be_told_from_the_others(store: Store) -> None:
+    """The history of at least so many commits is kept, whatever else etcd is used for."""
+    for number in range(9):
+        await store.commit([Write(f"k{number}", b"", 0)], entries=b"%d" % number)
+
+    for commits in (1, 4, 9):
+        first = await store.first_of_newest(commits)
+        kept = [value for value in await store.history() if value.position >= first]
+        assert len(kept) >= commits
+    assert (await store.history())[-1].position >= await store.first_of_newest(1)
+    assert (await store.history())[0].position > await store.first_of_newest(1000)
+
+
+@on_every_store
 async def test_trim_deletes_the_oldest_values_up_to_a_limit(store: Store) -> None:
     """Small batches let other writers in between. Records are not affected."""
     positions = await write_history(store, 7)

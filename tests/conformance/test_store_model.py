@@ -92,7 +92,7 @@ class StoreAndModel(RuleBasedStateMachine):
             assert set(loaded.records) == {
                 record for record in self.live.values() if record.key.startswith(prefix)
             }
-            assert loaded.revision == self.revision
+            assert loaded.revision >= self.revision  # etcd counts its other uses, too
         for key in ("scope/a", "campaign/1"):
             expected = self.live.get(key, Record(key, None, self.revision))
             assert self.runner.run(self.store.get(key)) == expected

@@ -21,6 +21,7 @@ from forewarn.errors import Error, Invalid, StoreDenied, StoreLost, StoreUnusabl
 from forewarn.store.base import Write
 from forewarn.store.etcd_options import EtcdOptions
 from forewarn.store.open import open_store
+from tests.e2e.cli_service import forewarn
 from tests.e2e.service import steady_port
 from tests.etcd_cluster import EtcdCluster, shared_etcd
 
@@ -221,6 +222,23 @@ def test_a_prefix_that_something_else_uses_is_refused_and_not_touched() -> None:
         text=True,
     )
     assert found.stdout.split() == [f"{prefix}/config", "theirs"]
+
+
+def test_a_check_of_a_mistyped_prefix_creates_nothing() -> None:
+    """A check changes nothing, and a copy does not begin with an empty source."""
+    cluster, prefix = shared_etcd(), uuid4().hex
+    for command in (("check",), ("copy",)):
+        target = (f"sqlite:///{prefix}.db",) if command == ("copy",) else ()
+        refused = forewarn("store", *command, cluster.url(prefix), *target)
+        assert refused.returncode == 4
+        assert f"etcd has no store {prefix}; expected the prefix of a service" in refused.stderr
+        assert not Path(f"{prefix}.db").exists()
+
+    async def main() -> None:
+        with pytest.raises(StoreUnusable):
+            await open_store(cluster.url(prefix), may_create=False)
+
+    asyncio.run(main())
 
 
 def test_a_layout_of_a_newer_version_is_refused() -> None:

@@ -3,9 +3,10 @@
 import asyncio
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -15,6 +16,7 @@ from forewarn.store import etcd
 from forewarn.store.base import POSITION_MAX, VALUE_BYTES_MAX, HistoryValue, Record, Store, Write
 from forewarn.store.etcd_options import EtcdOptions
 from forewarn.store.open import open_store
+from tests.conformance.stores import compact
 from tests.etcd_cluster import EtcdCluster, Member, shared_etcd
 
 pytestmark = pytest.mark.system
@@ -29,6 +31,16 @@ def cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
         yield three
     finally:
         three.stop()
+
+
+def with_single(folder: Path, test: Callable[[EtcdCluster], Coroutine[Any, Any, None]]) -> None:
+    """Run the test on one member of its own."""
+    single = EtcdCluster(folder)
+    try:
+        single.start()
+        asyncio.run(test(single))
+    finally:
+        single.stop()
 
 
 async def write_all(store: Store, name: str, count: int) -> None:
@@ -73,6 +85,64 @@ def test_history_of_several_servers_is_in_order_over_many_segments(
             await one.close()
 
     asyncio.run(main())
+
+
+def test_a_full_segment_does_not_make_the_store_look_newer_than_its_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An idle service would wait for a change that never comes."""
+    monkeypatch.setattr(etcd, "SEGMENT_COMMITS", 3)
+
+    async def main() -> None:
+        store = await open_store(shared_etcd().url(uuid4().hex))
+        for number in range(10):
+            revision = await store.commit([Write(f"k{number}", b"", 0)], entries=b"x")
+            assert (await store.get("absent")).revision == revision
+        assert len(await store.history()) == 10
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_history_is_kept_by_commits_whatever_else_etcd_is_used_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A neighbour's writes are revisions too, but not history."""
+    monkeypatch.setattr(etcd, "SEGMENT_COMMITS", 3)
+
+    async def main() -> None:
+        url, neighbour = shared_etcd().url(uuid4().hex), shared_etcd().url(uuid4().hex)
+        store, other = await open_store(url), await open_store(neighbour)
+        await write_all(store, "a", 20)
+        await write_all(other, "b", 50)
+        kept = [each.position for each in await store.history()]
+        first = await store.first_of_newest(8)
+        assert 8 <= sum(position >= first for position in kept) <= 15
+        await store.close()
+        await other.close()
+
+    asyncio.run(main())
+
+
+def test_a_store_that_is_quiet_in_a_busy_etcd_is_followed_after_a_compaction(
+    tmp_path: Path,
+) -> None:
+    """What was loaded is newer than what was compacted, though its last commit is not."""
+
+    async def main(single: EtcdCluster) -> None:
+        store, other = await open_store(single.url()), await open_store(single.url("other"))
+        await store.commit([Write("a", b"1", 0)])
+        await write_all(other, "b", 20)
+        await compact(store, (await other.load()).revision)
+        watch = store.watch((await store.load()).revision)
+        following = asyncio.ensure_future(anext(watch))
+        revision = await store.commit([Write("b", b"1", 0)])
+        async with asyncio.timeout(LIMIT_SECONDS):
+            assert (await following).revision == revision
+        await store.close()
+        await other.close()
+
+    with_single(tmp_path, main)
 
 
 def test_a_load_of_many_pages_is_as_of_one_revision() -> None:
@@ -257,9 +327,4 @@ def test_the_service_compacts_revisions_older_than_its_retention(tmp_path: Path)
         await store.close()
         assert await following == revision
 
-    single = EtcdCluster(tmp_path)
-    try:
-        single.start()
-        asyncio.run(main(single))
-    finally:
-        single.stop()
+    with_single(tmp_path, main)

@@ -256,6 +256,9 @@ class FlakyStore:
     async def trim(self, before: int, limit: int = 1000) -> int:
         return await self._inner.trim(before, limit)
 
+    async def first_of_newest(self, commits: int) -> int:
+        return await self._inner.first_of_newest(commits)
+
     async def get(self, key: str) -> Record:
         await self._dawdle()
         if self._chance.random() < self._manners.refused:
@@ -486,8 +489,9 @@ class World:
             server = Server(self, number)
             await server.start()
             self.servers.append(server)
-        await self._trying(lambda: self.servers[0].operations.apply(self._fleet(), by="fleet"))
-        await self.clock.advance(timedelta(seconds=5))
+        while not self.servers[0].engine.board.scopes:  # ends: a store is not lost for ever
+            await self._trying(lambda: self.servers[0].operations.apply(self._fleet(), by="fleet"))
+            await self.clock.advance(timedelta(seconds=5))
 
     async def _step(self) -> None:
         deeds: list[Callable[[], Awaitable[object]]] = [

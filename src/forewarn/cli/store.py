@@ -87,7 +87,7 @@ def check(context: typer.Context, url: Url) -> None:
     check_exists("URL", url)
     config = read_config(context, Config).config
     counts, problems = run_on_store(
-        "store check", url, lambda service: inspect(service.engine), config, may_upgrade=False
+        "store check", url, lambda service: inspect(service.engine), config, may_change=False
     )
     print("\n".join([*(f"{name}: {counts[name]}" for name in sorted(counts)), *problems]))
     if problems:
@@ -119,7 +119,7 @@ def _copy(context: typer.Context, source: str, target: str, finish: "Finish | No
 
     async def run() -> tuple[str, str]:
         async with AsyncExitStack() as stack:
-            original = await open_store(source, UPGRADE if finish else None, etcd)
+            original = await open_store(source, UPGRADE if finish else None, etcd, may_create=False)
             stack.push_async_callback(original.close)
             copied = await open_store(target, etcd=etcd)
             stack.push_async_callback(copied.close)
@@ -143,7 +143,7 @@ def check_exists(argument: str, url: str, *, may_create: bool = False) -> bool:
 
 
 def run_on_store(
-    command: str, url: str, work: "Work[T]", config: Config = DEFAULTS, *, may_upgrade: bool = True
+    command: str, url: str, work: "Work[T]", config: Config = DEFAULTS, *, may_change: bool = True
 ) -> T:
     """Call `work` with a service that has loaded the store.
 
@@ -157,7 +157,9 @@ def run_on_store(
         from forewarn.store.open import open_store
 
     async def run() -> T:
-        store = await open_store(url, UPGRADE if may_upgrade else None, etcd_options(config))
+        store = await open_store(
+            url, UPGRADE if may_change else None, etcd_options(config), may_create=may_change
+        )
         async with open_service(store, RealClock(), Timing(), make_id) as service:
             return await work(service)
 

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from forewarn.log import log
 from forewarn.platform.base import Sleeper
+from forewarn.store.base import steady_seconds
 
 T = TypeVar("T")
 
@@ -16,12 +17,6 @@ class Clock(Sleeper, Protocol):
     """`jump_seconds` is how far the machine's clock is from this one, 0 while they agree."""
 
     jump_seconds: float
-
-
-def steady_seconds() -> float:
-    """A monotonic clock. On Linux it also counts while the machine is suspended."""
-    boottime = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 class RealClock:

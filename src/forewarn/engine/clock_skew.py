@@ -70,6 +70,7 @@ class ClockSkew:
                 if others:
                     await self._engine.update([key], self._write, by=server, lease=lease)
                 pause = RETRY if self._is_comparing() else self._every
+            self._evaluate()  # the time for comparing may have passed meanwhile
             await wait_for(clock, self._leases_changed, clock.now() + pause if others else None)
 
     def _others(self) -> list[str]:

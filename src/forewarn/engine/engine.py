@@ -7,6 +7,7 @@ scope, several at a time. No other module calls `store.commit`.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import chain
 from typing import TypeVar
@@ -51,6 +52,8 @@ UPDATE_SECONDS_MAX = 8.0
 """After this time the store counts as lost."""
 CLOCK_SKEW_SECONDS_MAX = 5.0
 """How far the clock may be from those of the other servers; see `clock_skew.py`."""
+CLOCK_COMPARED_SECONDS_MAX = 6.0
+"""How long the commands of a server that starts wait for that comparison."""
 UNHEALTHY_FOR = timedelta(seconds=15)
 """How long after a failed commit the server reports itself not ready, unless one succeeds."""
 SEEN_SECONDS_MAX = 2.0
@@ -285,7 +288,9 @@ class Engine(Replica):
         return await _within_limit(self._submit(scope, command, by, lease))
 
     async def _submit(self, scope: str, command: Command, by: str, lease: Lease | None) -> Outcome:
-        await self.clock_compared.wait()
+        with suppress(TimeoutError):  # without a lease it is never compared
+            async with asyncio.timeout(CLOCK_COMPARED_SECONDS_MAX):
+                await self.clock_compared.wait()
         return await self._commands.submit(scope, command, by, lease)
 
     def new_scope(self, name: str) -> Scope:

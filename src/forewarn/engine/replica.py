@@ -207,7 +207,11 @@ class Replica:
         """
         key, revision = record.key, record.revision
         kind = self._kinds.get(kind_of(key))
-        if kind is None or not kind.is_cached or self.is_known_after(key, revision - 1):
+        # The end of a lease is not a commit: the lease may have been the last one.
+        is_expired = record.value is None and self.read(key).revision == revision
+        if kind is None or not kind.is_cached:
+            return
+        if self.is_known_after(key, revision - 1) and not is_expired:
             return
         known = self.unreadable.get(key)
         try:

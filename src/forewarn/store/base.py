@@ -22,6 +22,8 @@ watch(after)    Every record that changed after a revision, deletions included, 
                 knows every change after this revision (it knows CHANGES_MAX); load again.
 history(after, limit), latest(before, limit)
                 History values, oldest first and newest first. Positions grow and are not dense.
+first_of_newest(commits)
+                A position that has at least this many of the newest commits at or after it.
 trim(before, limit)
                 Delete at most `limit` of the oldest history values with a position below `before`,
                 and return how many. The newest value always stays.
@@ -32,6 +34,7 @@ close()         Release all leases and end all watches. Calls in progress finish
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -51,6 +54,12 @@ CHANGES_MAX = 10_000
 """A watch that is at most this many changes behind is not compacted."""
 POSITION_MAX = 2**63 - 1
 LEASE_KEY = "lease/{}"
+
+
+def steady_seconds() -> float:
+    """A monotonic clock. On Linux it also counts while the machine is suspended."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -177,6 +186,8 @@ class Store(Protocol):
     async def history(self, after: int = 0, limit: int = 1000) -> HistoryValues: ...
 
     async def latest(self, before: int = POSITION_MAX, limit: int = 1000) -> HistoryValues: ...
+
+    async def first_of_newest(self, commits: int) -> int: ...
 
     async def trim(self, before: int, limit: int = 1000) -> int: ...
 

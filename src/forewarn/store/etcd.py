@@ -24,6 +24,7 @@ from forewarn.store.base import (
     check_commit,
     check_revision,
     check_watch,
+    steady_seconds,
 )
 from forewarn.store.etcd_client import EtcdClient
 from forewarn.store.etcd_layout import (
@@ -39,6 +40,8 @@ from forewarn.store.lease_keeper import LeaseKeeper
 
 PAGE_FIRST, PAGE_MAX = 100, 5000
 PAGE_BYTES = 4 * 1024 * 1024
+HISTORY_PAGE = 100
+"""A history value may have 256 KiB, and each call has a time limit."""
 SEGMENT_COMMITS = 500
 SEGMENT_TRIES_MAX = 10
 TRIM_OPERATIONS = 100
@@ -55,7 +58,7 @@ class EtcdStore(LeaseKeeper):
     """The contract of `base.py` on etcd. Each commit is one transaction."""
 
     def __init__(self, client: EtcdClient, prefix: str, retention_seconds: float) -> None:
-        super().__init__()
+        super().__init__(steady_seconds)
         self._client = client
         self._prefix = prefix
         self._segment = FIRST_SEGMENT
@@ -63,12 +66,14 @@ class EtcdStore(LeaseKeeper):
         self._compacting = asyncio.create_task(self._compact_forever(retention_seconds))
 
     @classmethod
-    async def open(cls, addresses: Sequence[str], prefix: str, options: EtcdOptions) -> Self:
+    async def open(
+        cls, addresses: Sequence[str], prefix: str, options: EtcdOptions, *, may_create: bool = True
+    ) -> Self:
         """Use the prefix, or begin a new store there. Reject a prefix with other keys."""
         client = EtcdClient(addresses, options)
         try:
             await client.connect()
-            await begin(client, prefix)
+            await begin(client, prefix, may_create=may_create)
         except BaseException:
             await client.close()
             raise
@@ -92,7 +97,8 @@ class EtcdStore(LeaseKeeper):
             page.key = found.kvs[-1].key + b"\0"
             found = await self._client.read(page)
             records += map(self._record, found.kvs)
-        return Snapshot(self._revision(segments), tuple(records))
+        self._revision(segments)
+        return Snapshot(page.revision, tuple(records))
 
     async def commit(
         self,
@@ -104,12 +110,12 @@ class EtcdStore(LeaseKeeper):
     ) -> int:
         compared = check_commit(writes, checks, entries)
         for _ in range(SEGMENT_TRIES_MAX):
+            segment = self._segment
             request = self._transaction(writes, compared, entries, etcd_lease)
             response = await self._client.write(request)
             if response.succeeded:
-                before = response.responses[0].response_put.prev_kv
-                if before.version and before.version % SEGMENT_COMMITS == 0:
-                    await self._begin_segment()
+                if response.responses[0].response_put.prev_kv.version >= SEGMENT_COMMITS:
+                    self._segment = max(self._segment, segment + 1)  # the next commit begins it
                 return int(response.header.revision)
             segments, *found = (each.response_range for each in response.responses)
             for each, range_ in zip(compared, found, strict=True):
@@ -150,6 +156,14 @@ class EtcdStore(LeaseKeeper):
             await self._client.write(transaction([empty]))
         return len(keys)
 
+    async def first_of_newest(self, commits: int) -> int:
+        _, found = await self._read(self._newest(FIRST_SEGMENT))
+        for segment in reversed(found.kvs):
+            commits -= segment.version
+            if commits <= 0:
+                return int(segment.create_revision)
+        return 0
+
     async def lease(self, name: str, ttl_seconds: float) -> Lease | None:
         now, key = self._monotonic(), LEASE_KEY.format(name)
         if (await self.get(key)).value is not None:
@@ -180,8 +194,11 @@ class EtcdStore(LeaseKeeper):
         return response.header.revision, *(each.response_range for each in response.responses)
 
     def _newest(self, first: int | None = None) -> Any:
-        """A range of the segments from the newest known one, or from another one."""
-        start = self._segment if first is None else first
+        """A range of the newest segments, or of all from another one.
+
+        The one that this server writes to may not have begun yet.
+        """
+        start = max(self._segment - 1, FIRST_SEGMENT) if first is None else first
         key, end = self._key("segment", f"{start:010}"), span(self._key("segment", ""))[1]
         return rpc.RangeRequest(key=key, range_end=end, keys_only=True)
 
@@ -218,13 +235,6 @@ class EtcdStore(LeaseKeeper):
         is_last = is_absent(later.key, later.range_end)
         return transaction(changes, compares=[is_last, *are_unchanged], otherwise=[later, *reads])
 
-    async def _begin_segment(self) -> None:
-        """If this fails or another server was faster, the present segment grows a bit more."""
-        key = self._key("segment", f"{self._segment + 1:010}")
-        put = rpc.PutRequest(key=key)
-        with suppress(Unavailable):
-            await self._client.write(transaction([put], compares=[is_absent(key)]))
-
     async def _values(
         self,
         after: int,
@@ -239,30 +249,33 @@ class EtcdStore(LeaseKeeper):
         order = rpc.RangeRequest.DESCEND if newest_first else rpc.RangeRequest.ASCEND
         segments = await self._segments_between(after, before)
         for segment in reversed(segments) if newest_first else segments:
-            if len(values) >= limit:
-                break
             key, end = span(self._key("history", f"{segment:010}/"))
-            page = await self._client.read(
-                rpc.RangeRequest(
-                    key=key,
-                    range_end=end,
-                    limit=limit - len(values),
-                    min_mod_revision=after + 1,
-                    max_mod_revision=before - 1,
-                    sort_target=rpc.RangeRequest.MOD,
-                    sort_order=order,
-                    keys_only=keys_only,
-                )
+            page = rpc.RangeRequest(
+                key=key,
+                range_end=end,
+                min_mod_revision=after + 1,
+                max_mod_revision=before - 1,
+                sort_target=rpc.RangeRequest.MOD,
+                sort_order=order,
+                keys_only=keys_only,
             )
-            values += page.kvs
+            found = None
+            while len(values) < limit and (found is None or found.more):  # ends: pages move on
+                page.limit = min(limit - len(values), HISTORY_PAGE)
+                found = await self._client.read(page)
+                values += found.kvs
+                if found.kvs and newest_first:
+                    page.max_mod_revision = found.kvs[-1].mod_revision - 1
+                elif found.kvs:
+                    page.min_mod_revision = found.kvs[-1].mod_revision + 1
         return values
 
     async def _segments_between(self, after: int, before: int) -> list[int]:
         """The segments that may have such positions. Most readers need only the newest.
 
-        Positions of a segment are after its creation, and up to the creation of the next one.
+        Positions of a segment are from its creation on, and before the creation of the next one.
         """
-        for first in (self._segment, 0):
+        for first in (None, 0):
             _, found = await self._read(self._newest(first))
             self._revision(found)
             if found.kvs and found.kvs[0].create_revision <= after:
@@ -303,6 +316,8 @@ class EtcdStore(LeaseKeeper):
                     records, events = self._changed(events), []
                     after = records[-1].revision
                     yield Snapshot(after, records)
+            if not self._client.is_closed:
+                raise _Cut("etcd has ended the stream")
         except grpc.RpcError as error:
             raise _Cut(error.details()) from error
         finally:

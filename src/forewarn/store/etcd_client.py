@@ -88,10 +88,11 @@ class EtcdClient:
     def __init__(self, addresses: Sequence[str], options: EtcdOptions) -> None:
         credentials = _read_credentials(options)
         self._options = options
-        self._password = _read(options.password_file, "--etcd-password-file").decode().strip()
+        password = _read(options.password_file, "--etcd-password-file")
+        self._password = password.decode(errors="replace").strip()
         self._endpoints = [Endpoint(address, credentials) for address in addresses]
         self._token = ""
-        self._authenticating = asyncio.Lock()
+        self._authenticating: asyncio.Future[None] | None = None
         self._cluster_id = 0
         self.is_closed = False
 
@@ -172,11 +173,17 @@ class EtcdClient:
         return response
 
     async def _authenticate(self, endpoint: Endpoint) -> None:
-        async with self._authenticating:  # once for many calls: it costs etcd a tenth of a second
-            if self._options.user and not self._token:
-                request = rpc.AuthenticateRequest(name=self._options.user, password=self._password)
-                method = endpoint.methods[rpc.AuthenticateRequest]
-                self._token = (await method(request, timeout=CALL_SECONDS_MAX)).token
+        """Get a token, once for all calls that wait for it, or fail once for all of them."""
+        if not self._options.user or self._token:
+            return
+        if self._authenticating is None or self._authenticating.done():
+            self._authenticating = asyncio.ensure_future(self._get_token(endpoint))
+        await asyncio.shield(self._authenticating)
+
+    async def _get_token(self, endpoint: Endpoint) -> None:
+        request = rpc.AuthenticateRequest(name=self._options.user, password=self._password)
+        method = endpoint.methods[rpc.AuthenticateRequest]
+        self._token = (await method(request, timeout=CALL_SECONDS_MAX)).token
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return (REQUIRE_LEADER, ("token", self._token)) if self._token else (REQUIRE_LEADER,)

@@ -23,7 +23,7 @@ LAYOUT = b"1"
 FIRST_SEGMENT = 1
 
 
-async def begin(client: EtcdClient, prefix: str) -> None:
+async def begin(client: EtcdClient, prefix: str, *, may_create: bool) -> None:
     """Begin a new store below the prefix, unless there is one."""
     identity, (first, end) = f"{prefix}/forewarn".encode(), span(f"{prefix}/".encode())
     one_key = rpc.RangeRequest(key=first, range_end=end, limit=1, keys_only=True)
@@ -39,6 +39,8 @@ async def begin(client: EtcdClient, prefix: str) -> None:
             f"the prefix {prefix} is used by something else, which has the key"
             f" {any_key[0].key!r}; expected a Forewarn store, or no keys"
         )
+    if not found and not may_create:
+        raise StoreUnusable(f"etcd has no store {prefix}; expected the prefix of a service")
     if not found:
         puts = [
             rpc.PutRequest(key=identity, value=LAYOUT),

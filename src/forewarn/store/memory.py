@@ -95,6 +95,9 @@ class MemoryStore:
         end = self._index(before)
         return tuple(reversed(self._history[max(end - limit, 0) : end]))
 
+    async def first_of_newest(self, commits: int) -> int:
+        return self._revision - commits + 1
+
     async def trim(self, before: int, limit: int = 1000) -> int:
         self._check_open()
         count = max(min(self._index(before), limit, len(self._history) - 1), 0)

@@ -10,7 +10,7 @@ from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 
 SQLITE = "sqlite:///"
-ETCD = re.compile(r"etcd://([^/@]+)/([\w./-]*\w)/?")
+ETCD = re.compile(r"etcd://([^/@,\s]+(?:,[^/@,\s]+)*)/([\w./-]*\w)/?")
 ETCD_PORT = "2379"
 ACCEPTED = (
     "memory, sqlite:///relative.db, sqlite:////absolute/path.db or"
@@ -19,7 +19,11 @@ ACCEPTED = (
 
 
 async def open_store(
-    url: str, upgrade: Upgrade | None = None, etcd: EtcdOptions | None = None
+    url: str,
+    upgrade: Upgrade | None = None,
+    etcd: EtcdOptions | None = None,
+    *,
+    may_create: bool = True,
 ) -> Store:
     """Open the store. `upgrade` rewrites the values of an older one.
 
@@ -32,12 +36,15 @@ async def open_store(
         return await SqliteStore.open(path, upgrade=upgrade)
     match = ETCD.fullmatch(url)
     if match:
-        return await _open_etcd(match[1].split(","), match[2], etcd or EtcdOptions())
+        options = etcd or EtcdOptions()
+        return await _open_etcd(match[1].split(","), match[2], options, may_create=may_create)
     scheme = url.partition(":")[0]
-    raise Invalid(f"unknown store scheme {scheme!r}; {ACCEPTED} is accepted", scheme=scheme)
+    raise Invalid(f"unknown store, scheme {scheme!r}; {ACCEPTED} is accepted", scheme=scheme)
 
 
-async def _open_etcd(hosts: list[str], prefix: str, options: EtcdOptions) -> Store:
+async def _open_etcd(
+    hosts: list[str], prefix: str, options: EtcdOptions, *, may_create: bool
+) -> Store:
     # Commands that the service starts do not use gRPC, which would log a line for each of them.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     try:
@@ -47,7 +54,7 @@ async def _open_etcd(hosts: list[str], prefix: str, options: EtcdOptions) -> Sto
             f"the etcd store needs the extra: pip install 'forewarn[etcd]' ({error})"
         ) from error
     addresses = [host if re.search(r":\d+$", host) else f"{host}:{ETCD_PORT}" for host in hosts]
-    return await EtcdStore.open(addresses, prefix, options)
+    return await EtcdStore.open(addresses, prefix, options, may_create=may_create)
 
 
 def path_of(url: str) -> str:

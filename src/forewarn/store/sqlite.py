@@ -119,6 +119,9 @@ class SqliteStore(LeaseKeeper):
     async def latest(self, before: int = POSITION_MAX, limit: int = 1000) -> HistoryValues:
         return tuple(starmap(HistoryValue, await self._reader.run(_select, LATEST, before, limit)))
 
+    async def first_of_newest(self, commits: int) -> int:
+        return (await self.get("")).revision - commits + 1
+
     async def trim(self, before: int, limit: int = 1000) -> int:
         return await self._writer.run(_trim, before, limit)
 

@@ -174,9 +174,8 @@ def test_clock_a_hundred_days_ahead_trims_no_history() -> None:
     async def main() -> None:
         machine, store = Machine(), MemoryStore()
         await write_history(store, *(joined(number) for number in range(10)))
-        retention = RetentionWorker(
-            store, machine.clock, HistoryFeed(store), keep=90 * DAY, commits_max=0
-        )
+        engine = Engine(store, machine.clock, Timing())
+        retention = RetentionWorker(engine, HistoryFeed(store), keep=90 * DAY, commits_max=0)
         machine.run(2 * HOUR)
         machine.set(100 * DAY)
         assert await kept_after(retention, store) == 10
@@ -197,9 +196,8 @@ def test_wrong_clock_at_start_trims_nothing_for_an_hour() -> None:
         await write_history(store, *(joined(number) for number in range(10)))
         machine.set(100 * DAY)
         machine.clock = RealClock(wall=lambda: machine.wall, steady=lambda: machine.steady)
-        retention = RetentionWorker(
-            store, machine.clock, HistoryFeed(store), keep=90 * DAY, commits_max=0
-        )
+        engine = Engine(store, machine.clock, Timing())
+        retention = RetentionWorker(engine, HistoryFeed(store), keep=90 * DAY, commits_max=0)
         assert await kept_after(retention, store) == 10
         machine.run(59 * MINUTE)
         assert await kept_after(retention, store) == 10

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -250,6 +251,34 @@ def test_server_waits_five_seconds_for_one_that_does_not_answer() -> None:
             await world.clock.advance(2 * SECOND)
             assert len(server.began_at) == 1
             assert server.began_at[0] >= event.not_before
+
+    asyncio.run(main())
+
+
+def test_server_does_not_wait_longer_because_a_commit_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The time for comparing may pass during the commit."""
+
+    async def main() -> None:
+        world = World()
+        first = world.server()
+        await first.engine.load()
+        await restart(first)
+        await world.store.lease("server/silent", 10)
+        await world.clock.advance(15 * MINUTE)
+        commit = world.store.commit
+
+        async def commit_slowly(writes: Sequence[Write], *others: Any) -> int:
+            if any(write.key.startswith("clock/") for write in writes):
+                await world.clock.sleep_until(world.clock.now() + 2.1 * SECOND)
+            return await commit(writes, *others)
+
+        monkeypatch.setattr(world.store, "commit", commit_slowly)
+        async with world.servers(0) as (server,):
+            for _ in range(9):
+                await world.clock.advance(SECOND)
+            assert len(server.began_at) == 1
 
     asyncio.run(main())
 

@@ -55,6 +55,9 @@ class DistantStore:
         if self.is_lost:
             raise StoreLost("no route to host")
 
+    async def first_of_newest(self, commits: int) -> int:
+        return await self._inner.first_of_newest(commits)
+
     async def get(self, key: str) -> Record:
         self._check()
         return await self._inner.get(key)

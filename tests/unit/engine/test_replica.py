@@ -4,7 +4,7 @@ from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.record import SCOPE
-from forewarn.engine.replica import Records
+from forewarn.engine.replica import ABSENT, Records
 from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Record
 from forewarn.store.memory import MemoryStore
@@ -21,6 +21,16 @@ def engine() -> Engine:
 def learn(engine: Engine, scope: Scope | None, revision: int) -> None:
     value = None if scope is None else SCOPE.encode(scope)
     engine.learn(Record("scope/web/", value, revision))
+
+
+def test_a_lease_that_ended_after_the_last_commit_is_gone() -> None:
+    """Its end is not a commit, so it is absent as of the revision at which it was written."""
+    replica = engine()
+    replica.learn(Record("lease/a", b"1", 3))
+    replica.learn(Record("lease/a", None, 3))
+    assert replica.read("lease/a") == ABSENT
+    replica.learn(Record("lease/a", b"1", 3))
+    assert replica.read("lease/a") == ABSENT
 
 
 def test_older_revision_is_ignored() -> None:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
+from forewarn.core.timing import Timing
+from forewarn.engine.engine import Engine
 from forewarn.errors import StoreLost
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.retention import INTERVAL, RetentionWorker
@@ -30,9 +32,26 @@ def retention(
     commits_max: int = 0,
     batch: int = 1000,
 ) -> RetentionWorker:
+    engine = Engine(store, clock, Timing())
     return RetentionWorker(
-        store, clock, HistoryFeed(store), keep=days * DAY, commits_max=commits_max, batch=batch
+        engine, HistoryFeed(store), keep=days * DAY, commits_max=commits_max, batch=batch
     )
+
+
+def test_a_clock_that_is_off_from_the_other_servers_trims_nothing_by_age() -> None:
+    """It would delete the history of all servers, for good."""
+
+    async def test(store: MemoryStore) -> None:
+        await write_history(store, joined(1), joined(2))
+        clock = VirtualClock(NOON + 100 * DAY)
+        worker = retention(store, clock, days=90)
+        await clock.advance(61 * MINUTE)
+        worker.engine.clock_skew_seconds = 100 * DAY.total_seconds()
+        assert await worker.trim() == 0
+        worker.engine.clock_skew_seconds = 0.0
+        assert await worker.trim() == 1
+
+    with_store(test)
 
 
 async def positions(store: MemoryStore) -> list[int]:
