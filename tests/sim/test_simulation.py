@@ -10,7 +10,7 @@ import pytest
 
 from forewarn.core.change import ChangeKind
 from forewarn.lab.clock import VirtualClock
-from forewarn.store.base import Record, Write
+from forewarn.store.base import Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON
 from tests.history import entries_of
@@ -96,12 +96,9 @@ class CarelessStore(MemoryStore):
     async def commit(
         self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
     ) -> int:
-        self._revision += 1
-        for write in writes:
-            self._records.pop(write.key, None)
-            self._records[write.key] = Record(write.key, write.value, self._revision)
-        self._notify()
-        return self._revision
+        known = {key: record.revision for key, record in self._records.items()}
+        current = [Write(write.key, write.value, known.get(write.key, 0)) for write in writes]
+        return await super().commit(current, (), entries)
 
 
 class ForgetfulStore(MemoryStore):
