@@ -70,17 +70,23 @@ class Fault:
 
 
 class Clock:
-    """Real time, plus the time that was skipped instead of slept."""
+    """Real time, plus the time that was skipped instead of slept.
+
+    A sleep ends only when the server has looked at what it received, if it sets `wait_for_server`.
+    """
 
     def __init__(self, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self._now, self._sleep = now, sleep
         self.skipped = 0.0
+        self.wait_for_server: threading.Event | None = None
 
     def now(self) -> float:
         return self._now() + self.skipped
 
     def sleep(self, seconds: float) -> None:
         self._sleep(min(seconds, 0.01))
+        if self.wait_for_server is not None:
+            assert self.wait_for_server.wait(60)
         self.skipped += max(seconds - 0.01, 0)
 
 
@@ -119,10 +125,12 @@ class FaultyServer:
         return reply
 
     def _read(self, connection: socket.socket, file: BufferedRWPair) -> Request | None:
-        if not self.fault.accepts_pieces and HEAD_END not in connection.recv(
-            65536, socket.MSG_PEEK
-        ):
-            return None
+        if not self.fault.accepts_pieces:
+            received = connection.recv(65536, socket.MSG_PEEK)
+            assert self.clock.wait_for_server is not None
+            self.clock.wait_for_server.set()
+            if HEAD_END not in received:
+                return None
         head = list[bytes]()
         while (line := file.readline(65536)) not in (
             b"\r\n",
@@ -183,6 +191,7 @@ def _encode(request: Request, reply: Reply) -> bytes:
 
 @contextmanager
 def faulty_server(upstream: str, fault: Fault, clock: Clock) -> Iterator[FaultyServer]:
+    clock.wait_for_server = None if fault.accepts_pieces else threading.Event()
     server = FaultyServer(upstream, fault, clock)
 
     class Handler(socketserver.BaseRequestHandler):

@@ -234,8 +234,11 @@ class Client:
             self._buffer += piece
 
     def send_until_stuck(self, data: bytes) -> int:
-        """Send without reading until the server accepts no more; the number of bytes sent."""
-        self._socket.settimeout(0.5)
+        """Send without reading until the server accepts no more; the number of bytes sent.
+
+        A busy machine may take a while until the server reads at all.
+        """
+        self._socket.settimeout(3)
         sent = 0
         try:
             while sent < SENT_BYTES_MAX:
