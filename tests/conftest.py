@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 PYTHON_ONLY = "not system"
+# As in `forewarn.store.open`: tests in one process import gRPC in any order, and start commands.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 WORKERS_PER_CORE = 3
 """Most tests wait for a process, a socket or a limit for more than half of their time."""
 
