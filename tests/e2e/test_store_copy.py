@@ -222,5 +222,5 @@ def test_check_lists_what_is_wrong(tmp_path: Path) -> None:
     assert found.stderr == "forewarn: 3 problems found; expected none\n"
     *_, token, vm, address = found.stdout.splitlines()
     assert token.startswith("token x: The stored token record is damaged: ")
-    assert vm == "VM db is in 2 places; expected one"
-    assert address == "address 127.0.0.3 is in 2 places; expected one"
+    assert vm == "VM db is in db/db and new/db; expected one"
+    assert address == "address 127.0.0.3 is in db/db and new/db; expected one"

@@ -169,8 +169,8 @@ def run_on_store(
 async def _renew(store: "Store", source: str, secret: str) -> list[str]:
     """Change what must not return with a backup. Returns what the operator must know.
 
-    Tokens that were revoked after the backup would be valid again, so all are revoked, unless there
-    is no secret for a new one.
+    Tokens that were revoked after the backup would be valid again, so all are revoked, unless the
+    secret of a new one is empty.
     """
     from forewarn.core.timing import Timing
     from forewarn.engine.clock import RealClock

@@ -324,7 +324,7 @@ class Engine(Replica):
 
     async def _record_poll(self, name: str, by: str) -> Outcome:
         """Write the record of the scope's polls. It is read alone: a commit of the scope at the
-        same time is no conflict. The rule is given no VMs, so it costs the same for any scope.
+        same time does not conflict. The rule is given no VMs, so it costs the same for any scope.
         """
         key, scope_key = SEEN_KEY.format(name), SCOPE_KEY.format(name)
 

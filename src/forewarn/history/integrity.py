@@ -1,6 +1,6 @@
 """Check that the contents of a store can be read and fit together. Changes nothing."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 
 import msgspec
@@ -43,13 +43,14 @@ async def inspect(engine: Engine) -> tuple[Counter[str], list[str]]:
 
 def _duplicates(engine: Engine) -> Iterator[str]:
     """A VM is in one scope, and its address and id are its own."""
-    uses = Counter[tuple[str, str]]()
+    places = defaultdict[tuple[str, str], list[str]](list)
     for published in engine.board.scopes.values():
         for vm in published.scope.vms:
-            uses.update([("VM", vm.name), ("address", vm.address), ("VM id", vm.id)])
-    for (what, name), count in uses.items():
-        if name and count > 1:
-            yield f"{what} {name} is in {count} places; expected one"
+            for what, name in (("VM", vm.name), ("address", vm.address), ("VM id", vm.id)):
+                places[what, name].append(f"{published.scope.name}/{vm.name}")
+    for (what, name), found in places.items():
+        if name and len(found) > 1:
+            yield f"{what} {name} is in {' and '.join(sorted(found))}; expected one"
 
 
 def _left_over(keys: Collection[str]) -> Iterator[str]:

@@ -49,7 +49,7 @@ PROBLEMS: dict[str, tuple[type[Error], str]] = {
 """A part of etcd's or gRPC's message, our error, and what it means for the operator."""
 
 
-class Endpoint:
+class EtcdEndpoint:
     """One member. Its channel verifies this member's own host name."""
 
     def __init__(self, address: str, credentials: Any) -> None:
@@ -90,7 +90,7 @@ class EtcdClient:
         self._options = options
         password = _read(options.password_file, "--etcd-password-file")
         self._password = password.decode(errors="replace").strip()
-        self._endpoints = [Endpoint(address, credentials) for address in addresses]
+        self._endpoints = [EtcdEndpoint(address, credentials) for address in addresses]
         self._token = ""
         self._authenticating: asyncio.Future[None] | None = None
         self._cluster_id = 0
@@ -148,7 +148,7 @@ class EtcdClient:
         for endpoint in self._endpoints:
             await endpoint.channel.close()
 
-    async def _call(self, endpoint: Endpoint, request: Any, *, is_retry: bool = False) -> Any:
+    async def _call(self, endpoint: EtcdEndpoint, request: Any, *, is_retry: bool = False) -> Any:
         if self.is_closed:
             raise StoreLost("the store is closed")
         try:
@@ -172,7 +172,7 @@ class EtcdClient:
         self._check_cluster(endpoint, response.header.cluster_id)
         return response
 
-    async def _authenticate(self, endpoint: Endpoint) -> None:
+    async def _authenticate(self, endpoint: EtcdEndpoint) -> None:
         """Get a token, once for all calls that wait for it, or fail once for all of them."""
         if not self._options.user or self._token:
             return
@@ -180,7 +180,7 @@ class EtcdClient:
             self._authenticating = asyncio.ensure_future(self._get_token(endpoint))
         await asyncio.shield(self._authenticating)
 
-    async def _get_token(self, endpoint: Endpoint) -> None:
+    async def _get_token(self, endpoint: EtcdEndpoint) -> None:
         request = rpc.AuthenticateRequest(name=self._options.user, password=self._password)
         method = endpoint.methods[rpc.AuthenticateRequest]
         self._token = (await method(request, timeout=CALL_SECONDS_MAX)).token
@@ -188,7 +188,7 @@ class EtcdClient:
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return (REQUIRE_LEADER, ("token", self._token)) if self._token else (REQUIRE_LEADER,)
 
-    def _check_cluster(self, endpoint: Endpoint, cluster_id: int) -> None:
+    def _check_cluster(self, endpoint: EtcdEndpoint, cluster_id: int) -> None:
         """Another cluster has other data. One restored from a snapshot has a new id, too."""
         self._cluster_id = self._cluster_id or cluster_id
         if cluster_id != self._cluster_id:
@@ -197,7 +197,7 @@ class EtcdClient:
                 " expected members of one cluster: restart this server"
             )
 
-    def _leave(self, endpoint: Endpoint) -> None:
+    def _leave(self, endpoint: EtcdEndpoint) -> None:
         """Use the next endpoint, unless a concurrent call has done that."""
         if self._endpoints[0] is endpoint:
             self._endpoints.append(self._endpoints.pop(0))

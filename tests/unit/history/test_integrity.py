@@ -73,10 +73,10 @@ def test_store_of_a_working_fleet_is_counted_and_fine() -> None:
             "scope odd: The stored scope record has format 2; this version reads format 1",
         ),
         (Write("scope/odd/", b"{", 0), "scope odd: The stored scope record is damaged: "),
-        (scope_with("new", name="web-0"), "VM web-0 is in 2 places; expected one"),
+        (scope_with("new", name="web-0"), "VM web-0 is in new/web-0 and web/web-0; expected one"),
         (
             scope_with("new", address="10.0.0.1"),
-            "address 10.0.0.1 is in 2 places; expected one",
+            "address 10.0.0.1 is in new/new-0 and web/web-0; expected one",
         ),
         (
             Write("campaign-hosts/c7/0", b'{"format":1,"value":[]}', 0),
