@@ -71,24 +71,25 @@ async def serve(
     async with open_service(store, RealClock(), timing, make_id) as service:
         check_access(config, service.tokens)
         service.engine.subscribe_entries(on_change)
-        await apply_fleet_file(service.operations, config.fleet)
-        resume_collector()
-        worker, platform = f"server-{uuid.uuid4()}", make_platform(config, service)
-        listeners = make_listeners(config, service, certificate, descriptors)
         if config.store.startswith("etcd:"):  # other stores are on one machine, with one clock
             service.engine.clock_compared.clear()  # the worker of impacts sets it
-        async with (
-            run_together(*make_workers(config, service, platform, worker)) as work,
-            run_together(*await make_history_workers(config, service)) as history,
-            run_together(feed_watchdog(notifier)),
-            run_listeners(*listeners) as (metadata, control),
-        ):
-            on_ready(metadata.address, control.address)
-            notifier.ready(f"metadata {metadata.address}, control {control.address}")
-            try:
-                await wait_for_first(work, history, metadata.wait(), control.wait())
-            finally:
-                notifier.stopping("finishing open requests")
+        listeners = make_listeners(config, service, certificate, descriptors)
+        worker, platform = f"server-{uuid.uuid4()}", make_platform(config, service)
+        async with run_together(*make_workers(config, service, platform, worker)) as work:
+            await apply_fleet_file(service.operations, config.fleet)
+            check_simulated_failures(config, service)
+            resume_collector()
+            async with (
+                run_together(*await make_history_workers(config, service)) as history,
+                run_together(feed_watchdog(notifier)),
+                run_listeners(*listeners) as (metadata, control),
+            ):
+                on_ready(metadata.address, control.address)
+                notifier.ready(f"metadata {metadata.address}, control {control.address}")
+                try:
+                    await wait_for_first(work, history, metadata.wait(), control.wait())
+                finally:
+                    notifier.stopping("finishing open requests")
 
 
 @asynccontextmanager
@@ -180,12 +181,15 @@ async def apply_fleet_file(operations: Operations, path: Path | None) -> None:
     )
 
 
+def check_simulated_failures(config: Config, service: Service) -> None:
+    for name in config.simulate_failure:
+        if name not in service.engine.board.vms:
+            log.warning("unknown VM in simulate_failure", option="simulate_failure", vm=name)
+
+
 def make_platform(config: Config, service: Service) -> Platform:
     """The platform that carries out impacts."""
     engine, board = service.engine, service.engine.board
-    for name in config.simulate_failure:
-        if name not in board.vms:
-            log.warning("unknown VM in simulate_failure", option="simulate_failure", vm=name)
     return open_platform(
         config,
         engine.clock,

@@ -36,6 +36,8 @@ from forewarn.store.base import Lease
 
 RECONCILE_INTERVAL = timedelta(seconds=15)
 CATCH_UP_PAUSE = timedelta(seconds=1)
+CLOCK_OFF_PAUSE = timedelta(seconds=10)
+"""Long enough for another server to take over the campaigns: this one cannot announce events."""
 OUTPUT_LENGTH_MAX = 300
 CHECKS_MAX = 32
 
@@ -66,8 +68,12 @@ class CampaignWorker:
             self._changed.set()
 
     async def run(self) -> None:
-        """Work until cancelled, while this server holds the lease."""
-        await run_under_lease(self.engine, "campaigns", self._work)
+        """Work until cancelled, while this server holds the lease and its clock is right."""
+        clock = self.engine.clock
+        while True:  # ends when cancelled
+            if not self.engine.is_clock_off:
+                await run_under_lease(self.engine, "campaigns", self._work)
+            await clock.sleep_until(clock.now() + CLOCK_OFF_PAUSE)
 
     async def _work(self, lease: Lease) -> None:
         self._lease, clock = lease, self.engine.clock
@@ -76,7 +82,7 @@ class CampaignWorker:
         while not await self.engine.catch_up():  # ends when the store answers
             await clock.sleep_until(clock.now() + CATCH_UP_PAUSE)
         try:
-            while True:  # ends when cancelled
+            while not self.engine.is_clock_off:
                 self._changed.clear()
                 self._awaited = set()
                 live = self.campaigns.live()

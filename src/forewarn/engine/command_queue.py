@@ -131,6 +131,7 @@ class CommandQueues:
                     raise UnknownScope(f"there is no scope {name!r}", scope=name)
                 if one.lease is not None:
                     engine.require(transaction, one.lease)
+                engine.check_clock(one.command)
                 outcome = decide(scope, one.command, transaction.now, engine.timing, together)
                 if any(each.what is ChangeKind.EXECUTED_SILENTLY for each in outcome.changes):
                     transaction.get(SEEN_KEY.format(name))  # compared: a poll may be unknown here

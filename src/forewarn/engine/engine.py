@@ -15,7 +15,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from forewarn.core.change import ChangeKind
-from forewarn.core.command import Command, Seen
+from forewarn.core.command import Command, Degrade, Maintain, Operation, Seen
 from forewarn.core.fleet import Scope
 from forewarn.core.lifecycle import is_enabled
 from forewarn.core.machine import Outcome, decide
@@ -133,10 +133,26 @@ class Engine(Replica):
     def _decision_time(self) -> datetime:
         """The time by which the rules decide.
 
-        If this clock is off, that of the other servers: every command starts what is due, too.
+        Every command starts what is due, too. If this clock is off, nothing is due before it is by
+        this clock and by that of the other servers.
         """
         now = self.clock.now()
-        return now - timedelta(seconds=self.clock_skew_seconds) if self.is_clock_off else now
+        ahead = self.clock_skew_seconds if self.is_clock_off else 0.0
+        return now - timedelta(seconds=max(ahead, 0.0))
+
+    def check_clock(self, command: Command) -> None:
+        """Refuse to announce an event while the clock is off: its notice would begin now.
+
+        The reference time is no substitute. It seems to be in the past while records of the other
+        servers arrive late, such as after this process was stopped.
+        """
+        if self.is_clock_off and isinstance(command, Operation | Maintain | Degrade):
+            skew = f"{self.clock_skew_seconds:+.1f} s"
+            raise Unavailable(
+                f"this server announces no events: its clock is {skew} from the other servers'; "
+                "use another server",
+                seconds=skew,
+            )
 
     async def update(
         self,
@@ -288,10 +304,14 @@ class Engine(Replica):
         return await _within_limit(self._submit(scope, command, by, lease))
 
     async def _submit(self, scope: str, command: Command, by: str, lease: Lease | None) -> Outcome:
-        with suppress(TimeoutError):  # without a lease it is never compared
+        await self.wait_until_clock_compared()
+        return await self._commands.submit(scope, command, by, lease)
+
+    async def wait_until_clock_compared(self) -> None:
+        """Whatever starts events waits for it. Without a lease clocks are never compared."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(CLOCK_COMPARED_SECONDS_MAX):
                 await self.clock_compared.wait()
-        return await self._commands.submit(scope, command, by, lease)
 
     def new_scope(self, name: str) -> Scope:
         return Scope(name=name, incarnation=self.floor + 1)

@@ -101,6 +101,7 @@ class FleetApplier:
         With `tags`, the fleet must still have one of them.
         """
         async with self._applying:
+            await self._engine.wait_until_clock_compared()
             await self._engine.require_caught_up()  # another server may have changed the fleet
             if tags and await asyncio.to_thread(self._compute_etag) not in tags:
                 raise FleetChanged(

@@ -505,6 +505,24 @@ def test_stale_server_catches_up_before_it_advances_a_campaign() -> None:
     run_in_world(main, store=store)
 
 
+def test_server_whose_clock_is_off_leaves_campaigns_to_another() -> None:
+    """It cannot announce events, so a campaign would wait until somebody sets its clock."""
+
+    async def main(world: World) -> None:
+        off = await world.idle(fleet())
+        campaign = await off.start(spec())
+        task = asyncio.create_task(CampaignWorker(off.engine, off.campaigns).run())
+        await world.clock.advance(MINUTE)
+        assert off.announced() == ["db", "web-h1"]
+        off.engine.clock_skew_seconds = 30.0
+        async with world.server() as right:
+            await world.clock.advance(2 * HOST_TIME)
+            assert right.find(campaign).done == 2
+        task.cancel()
+
+    run_in_world(main)
+
+
 def test_server_without_the_lease_cannot_advance_a_campaign() -> None:
     """A server that hangs and wakes up must not decide on what it knew before."""
 

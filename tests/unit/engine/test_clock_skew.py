@@ -5,19 +5,22 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forewarn.core.change import ChangeKind
-from forewarn.core.command import Seen
-from forewarn.core.event import Event
+from forewarn.core.command import Extend, Seen
+from forewarn.core.event import Event, EventType
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import Entry
 from forewarn.engine.operations import Operations
+from forewarn.engine.record import CLOCK, ClockReading
 from forewarn.engine.worker import Worker
+from forewarn.errors import Unavailable
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import Store, Write
@@ -51,7 +54,8 @@ class Server:
     def __init__(self, store: Store, true: VirtualClock, seconds: float) -> None:
         self.clock = OffClock(true, seconds)
         self.engine = Engine(store, self.clock, Timing())
-        self.operations = Operations(self.engine, lambda: guid(1))
+        ids = map(guid, count(1))
+        self.operations = Operations(self.engine, lambda: next(ids))
         self.began_at: list[datetime] = []
         self._true = true
 
@@ -160,7 +164,7 @@ def test_of_two_servers_the_later_clock_decides() -> None:
     async def main() -> None:
         world = World()
         async with world.servers(0, -30) as (ahead, behind):
-            event = await restart(ahead)
+            event = await restart(behind)
             await world.clock.advance(HOUR)
 
             assert ahead.began_at == []
@@ -176,14 +180,60 @@ def test_command_at_a_server_that_is_ahead_starts_nothing_early() -> None:
         world = World()
         async with world.servers(0, 0, 3600) as (one, _, off):
             event = await restart(one)
-            later = await off.operations.maintain("host-b", type="Freeze", by="ann")  # type: ignore[arg-type]
+            later = event.not_before + MINUTE
+            extend = Extend(event_id=event.id, not_before=later)
+            await off.engine.submit("web", extend, by="ann")
+            await off.operations.apply(FLEET, by="ann")
             await off.engine.submit("web", Seen(), by="poll")
             await world.clock.advance(timedelta(0))
 
             scope = one.engine.board.scopes["web"].scope
-            assert [each.status for each in scope.events] == ["Scheduled", "Scheduled"]
-            assert event.not_before == NOON + 15 * MINUTE
-            assert later[0].event.not_before == NOON + 15 * MINUTE
+            statuses = [(each.status, each.not_before) for each in scope.events]
+            assert statuses == [("Scheduled", later)]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seconds", [30, -30])
+def test_server_whose_clock_is_off_announces_nothing(seconds: float) -> None:
+    """The notice would begin at a time that is wrong, or that only seems to be right."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0, 0, seconds) as (one, _, off):
+            await restart(one)
+            revision = (await world.store.load()).revision
+            announce = [
+                off.operations.restart("web-1", by="ann"),
+                off.operations.maintain("host-b", type=EventType.FREEZE, by="ann"),
+                off.operations.degrade("host-b", by="ann"),
+            ]
+            for operation in announce:
+                with pytest.raises(Unavailable, match=rf"clock is \{seconds:+.1f} s .* another"):
+                    await operation
+            assert (await world.store.load()).revision == revision
+
+    asyncio.run(main())
+
+
+def test_server_that_was_stopped_never_announces_in_the_past() -> None:
+    """It reads the record of a server that started meanwhile late, so its own clock seems ahead."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0) as (stopped,):
+            await restart(stopped)
+            await world.store.lease("server/s2", 10)
+            await write_clock(world.store, "s2", NOON - 20 * SECOND)
+            await world.clock.advance(timedelta(0))
+            assert stopped.engine.is_clock_off
+            with pytest.raises(Unavailable):
+                await stopped.operations.restart("web-1", by="ann")
+            await write_clock(world.store, "s2", NOON)
+            await world.clock.advance(timedelta(0))
+            outcome = await stopped.operations.restart("web-1", by="ann")
+            assert outcome is not None
+            assert outcome.event.not_before == NOON + 15 * MINUTE
 
     asyncio.run(main())
 
@@ -319,12 +369,11 @@ def test_record_that_arrives_late_does_not_stop_a_server() -> None:
     async def main() -> None:
         world = World()
         async with world.servers(0, 0) as (one, two):
-            late = ClockRecord(world.store)
-            await late.age("clock/s2/", 20)
+            await write_clock(world.store, "s2", NOON - 20 * SECOND)
             await world.clock.advance(timedelta(0))
             assert (one.skew, two.skew) == (0, 0)
             for _ in range(3):
-                await late.age("clock/s2/", 20)
+                await write_clock(world.store, "s2", NOON - 20 * SECOND)
                 await world.clock.advance(timedelta(0))
             assert one.skew == 20
 
@@ -339,26 +388,19 @@ def test_record_read_after_a_loss_of_the_store_is_not_compared() -> None:
         async with world.servers(0, 0) as (one, _):
             one.engine.is_ready = False
             for _ in range(3):
-                await ClockRecord(world.store).age("clock/s2/", 20)
+                await write_clock(world.store, "s2", NOON - 20 * SECOND)
                 await world.clock.advance(timedelta(0))
             assert one.skew == 0
 
     asyncio.run(main())
 
 
-class ClockRecord:
-    """Writes the record of another server as if it came late."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    async def age(self, key: str, seconds: int) -> None:
-        record = await self._store.get(key)
-        assert record.value is not None
-        text = f"{NOON - seconds * SECOND:%Y-%m-%dT%H:%M:%SZ}"
-        head, _, _ = record.value.partition(b'"at":"')
-        value = head + b'"at":"' + text.encode() + b'"}}'
-        await self._store.commit([Write(key, value, record.revision)])
+async def write_clock(store: Store, server: str, at: datetime) -> None:
+    """Write the record of another server, as if it came late."""
+    key = f"clock/{server}/"
+    known = await store.get(key)
+    value = CLOCK.encode(ClockReading(server, at))
+    await store.commit([Write(key, value, known.revision if known.value else 0)])
 
 
 def test_clocks_are_compared_through_a_file(tmp_path: Path) -> None:
@@ -379,7 +421,8 @@ def test_clocks_are_compared_through_a_file(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_command_waits_until_the_clock_has_been_compared() -> None:
+@pytest.mark.parametrize("seconds", [-30, 2])
+def test_a_command_waits_until_the_clock_has_been_compared(seconds: float) -> None:
     """A server that starts would give notice, and start events, by a clock that may be off."""
 
     async def main() -> None:
@@ -387,16 +430,18 @@ def test_a_command_waits_until_the_clock_has_been_compared() -> None:
         async with world.servers(0, 0) as (first, _):
             await first.operations.apply(FLEET, by="ann")
             await first.engine.submit("web", Seen(), by="poll")
-            starting = world.server(-30)
+            starting = world.server(seconds)
             starting.engine.clock_compared.clear()
             await starting.engine.load()
             asking = asyncio.create_task(starting.operations.restart("web-0", by="ann"))
             await world.clock.advance(timedelta(0))
             assert not asking.done()
             async with starting.at_work("starting"):
-                outcome = await asking
-        assert outcome is not None
-        assert outcome.event.not_before >= NOON + 15 * MINUTE
+                if abs(seconds) > 5:
+                    with pytest.raises(Unavailable):
+                        await asking
+                else:
+                    assert await asking is not None
 
     asyncio.run(main())
 
