@@ -36,13 +36,13 @@ class DomainMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class DiscoveredVm(DomainMetadata, frozen=True, kw_only=True):
-    """A domain on a host, with its metadata."""
+    """A domain on a host, with its metadata. The preferred one of its addresses comes first."""
 
     name: str
     id: str
     host: str
     mac: str = ""
-    address: str = ""
+    addresses: tuple[str, ...] = ()
     is_active: bool = True
 
 
@@ -66,7 +66,7 @@ def parse(xml: str, *, host: str, is_active: bool, leases: Leases) -> Discovered
         id=root.findtext("uuid", "").lower(),
         host=host,
         mac=macs[0] if macs else "",
-        address=_choose_address([address for mac in macs for address in leases.get(mac, ())]),
+        addresses=sort_addresses(address for mac in macs for address in leases.get(mac, ())),
         is_active=is_active,
     )
 
@@ -168,15 +168,20 @@ def _merge(vm: Vm, domain: DiscoveredVm) -> Vm:
         name=domain.name,
         id=domain.id,
         host=domain.host,
-        address=domain.address or vm.address,
+        address=_choose_address(vm.address, domain.addresses),
         update_domain=vm.update_domain if domain.update_domain is None else domain.update_domain,
         fault_domain=vm.fault_domain if domain.fault_domain is None else domain.fault_domain,
         instance=replace(vm.instance, mac=domain.mac) if domain.mac else vm.instance,
     )
 
 
-def _choose_address(addresses: Iterable[str]) -> str:
-    """Return the first IPv4 address, else the first one that is not link-local."""
+def _choose_address(known: str, addresses: Sequence[str]) -> str:
+    """Keep the known address while the VM has it: it may be the one that polls come from."""
+    return known if known in addresses or not addresses else addresses[0]
+
+
+def sort_addresses(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Return IPv4 addresses first, else in their order, without link-local ones."""
     parsed = [ipaddress.ip_address(address) for address in addresses]
     usable = [address for address in parsed if not address.is_link_local]
-    return str(min(usable, key=lambda address: address.version, default=""))
+    return tuple(map(str, sorted(usable, key=lambda address: address.version)))

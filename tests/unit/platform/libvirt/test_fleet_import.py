@@ -46,11 +46,15 @@ FLEET = Fleet(
 )
 
 
-def test_domain_xml_gives_name_id_mac_and_address() -> None:
+def test_domain_xml_gives_name_id_mac_and_addresses() -> None:
     result = parsed(leases={"52:54:00:aa:00:02": ["fe80::1", "2001:db8::7", "10.0.0.7"]})
 
     assert result == DiscoveredVm(
-        name="web-0", id=UUID, host="host-a", mac="52:54:00:aa:00:01", address="10.0.0.7"
+        name="web-0",
+        id=UUID,
+        host="host-a",
+        mac="52:54:00:aa:00:01",
+        addresses=("10.0.0.7", "2001:db8::7"),
     )
 
 
@@ -96,6 +100,26 @@ def test_known_vm_keeps_what_libvirt_does_not_know() -> None:
 
     result = Instance(size="big", mac="52:54:00:aa:00:01")
     assert scope.vms == (replace(known, host="host-a", id="id-of-web-0", instance=result),)
+
+
+@pytest.mark.parametrize(
+    ("known", "leased", "expected"),
+    [
+        ("10.0.0.7", ("10.0.0.8", "10.0.0.7"), "10.0.0.7"),
+        ("10.0.0.6", ("10.0.0.8", "10.0.0.7"), "10.0.0.8"),
+        ("", ("10.0.0.8", "10.0.0.7"), "10.0.0.8"),
+        ("10.0.0.6", (), "10.0.0.6"),
+    ],
+)
+def test_known_address_stays_while_it_is_among_the_leases(
+    known: str, leased: tuple[str, ...], expected: str
+) -> None:
+    """A second interface, or a lease that ends later, must not lock out a VM that polls."""
+    fleet = Fleet(scopes=(Scope(name="db", vms=(Vm(name="db", address=known, host="host-a"),)),))
+
+    (scope,) = sync_fleet(fleet, [found("db", addresses=leased)], ["host-a"]).scopes
+
+    assert scope.vms[0].address == expected
 
 
 def test_new_domain_gets_its_own_scope() -> None:
@@ -213,7 +237,7 @@ def test_queried_hosts_are_added_to_the_fleet() -> None:
 
 
 def test_syncing_again_changes_nothing() -> None:
-    domains = [found("web-0", scope="web"), found("db"), found("new", address="10.0.0.9")]
+    domains = [found("web-0", scope="web"), found("db"), found("new", addresses=("10.0.0.9",))]
     once = sync_fleet(FLEET, domains, ["host-a"])
 
     assert sync_fleet(once, domains, ["host-a"]) == once
