@@ -8,35 +8,21 @@ A Config is a plain value: making one opens nothing. Standard library only.
 """
 
 import ipaddress
-import re
-import shlex
-from collections.abc import Callable
-from configparser import ConfigParser
 from dataclasses import dataclass, fields
-from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
-from urllib.parse import urlsplit
 
-from forewarn.duration import parse_duration
+from forewarn import option_kind as kind
 from forewarn.errors import Invalid
+from forewarn.option_kind import Address, ExecCommand, HostUri, OptionKind, SimulatedDuration
 
-SIMULATED_MAX = timedelta(hours=24)
-PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 # fmt: off
 WEBHOOK_CHANGES = (
     "executed-silently", "scheduled", "extended", "started", "impact-failed", "completed",
     "canceled", "failed",
 )
-PLACEHOLDERS = (
-    "event_id", "event_type", "cause", "tries", "duration_seconds", "scope", "vm", "vm_id",
-    "address", "host",
-)
 # fmt: on
-"""What an exec command may use: `{name}` in its words, FOREWARN_NAME in its environment."""
-HEALTH_PLACEHOLDERS = ("host", "event_type")
-"""The same for the health command of campaigns, which is about a host, not a VM."""
 
 
 class Identify(StrEnum):
@@ -70,60 +56,6 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
-
-
-class Address(NamedTuple):
-    """The address of a listener. Port 0 takes any free port."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-class ExecCommand(NamedTuple):
-    """The command for an event type; `*` is for every type without a command of its own.
-
-    Without a type it is the health command of campaigns.
-    """
-
-    type: str
-    words: tuple[str, ...]
-
-    def __str__(self) -> str:
-        command = shlex.join(self.words)
-        return f"{self.type}={command}" if self.type else command
-
-
-class HostUri(NamedTuple):
-    """The libvirt URI of a host. Without a host it is for all of them and may contain `{host}`."""
-
-    host: str
-    uri: str
-
-    def __str__(self) -> str:
-        return f"{self.host}={self.uri}" if self.host else self.uri
-
-
-class SimulatedDuration(NamedTuple):
-    """How long an impact of this type takes on the simulated platform."""
-
-    type: str
-    duration: timedelta
-
-    def __str__(self) -> str:
-        return f"{self.type}={self.duration.total_seconds():g}s"
-
-
-class OptionKind(NamedTuple):
-    """How the text of a value is parsed, and how "expected ..." ends when it cannot be.
-
-    `parse` raises ValueError, or Invalid with a reason that is better than `expects`.
-    """
-
-    parse: Callable[[str], Any]
-    expects: str
 
 
 class Option(NamedTuple):
@@ -180,113 +112,7 @@ def options(config_class: type[Any]) -> list[Option]:
     ]
 
 
-def parse_text(text: str) -> str:
-    if not text.strip() or not text.isprintable():
-        raise ValueError
-    return text
-
-
-def _number(least: float, most: float, *, as_type: type[int] | type[float] = float) -> OptionKind:
-    def parse(text: str) -> int | float:
-        number = as_type(text)
-        if not least <= number <= most:
-            raise ValueError
-        return number
-
-    noun = "a number" if as_type is float else "a whole number"
-    return OptionKind(parse, f"{noun} from {least:g} to {most:.0f}")
-
-
-def _integer(least: int, most: int) -> OptionKind:
-    return _number(least, most, as_type=int)
-
-
-def _choice(choices: type[StrEnum]) -> OptionKind:
-    *others, last = choices
-    return OptionKind(choices, f"{', '.join(others)} or {last}")
-
-
-def _parse_store(text: str) -> str:
-    if text != "memory" and not re.fullmatch(
-        r"sqlite:///.+|etcd://[^/@,\s]+(,[^/@,\s]+)*/[\w./-]*\w/?", text
-    ):
-        raise ValueError
-    return text
-
-
-def _parse_address(text: str) -> Address:
-    parts = urlsplit(f"//{text}")
-    if not parts.hostname or parts.port is None or parts.netloc != text or "@" in text:
-        raise ValueError
-    return Address(parts.hostname, parts.port)
-
-
-def parse_url(text: str) -> str:
-    """An http or https URL without user name or fragment."""
-    parts = urlsplit(parse_text(text))
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-        raise ValueError
-    if parts.fragment or "@" in parts.netloc or " " in text or not text.isascii():
-        raise ValueError
-    return text
-
-
-def _parse_simulated(text: str) -> SimulatedDuration:
-    type_, _, length = text.partition("=")
-    parsed = parse_duration(length)
-    if not type_.isalpha() or parsed > SIMULATED_MAX:
-        raise ValueError
-    return SimulatedDuration(type_, parsed)
-
-
-def _parse_exec(text: str) -> ExecCommand:
-    type_, _, command = text.partition("=")
-    words = _split_command(command, PLACEHOLDERS)
-    if type_ != "*" and not type_.isalpha():
-        raise ValueError
-    return ExecCommand(type_, words)
-
-
-def _split_command(command: str, placeholders: tuple[str, ...]) -> tuple[str, ...]:
-    """The words of a command, split as a shell would. Every placeholder in them is known."""
-    words = tuple(shlex.split(command))
-    used = [name for word in words for name in PLACEHOLDER.findall(word)]
-    if not set(used) <= set(placeholders) or any(map(PLACEHOLDER.search, words[:1])):
-        raise Invalid(
-            f"{{name}} may be one of {', '.join(placeholders)}, and not in the program's own path"
-        )
-    if not words or not words[0] or "\0" in command:
-        raise ValueError
-    return words
-
-
-def _parse_host_uri(text: str) -> HostUri:
-    match = re.fullmatch(r"(?:([A-Za-z0-9_][A-Za-z0-9._-]{0,127})=)?([a-z][a-z0-9+]*://\S*)", text)
-    if not match or PLACEHOLDER.findall(match[2]) not in ([], ["host"]):
-        raise ValueError
-    return HostUri(match[1] or "", match[2])
-
-
-VM_NAME = OptionKind(parse_text, "the name of a VM")
-BOOLEAN = OptionKind(lambda text: ConfigParser.BOOLEAN_STATES[text.lower()], "true or false")
-FILE = OptionKind(lambda text: Path(parse_text(text)), "the path of a file")
-FILE_OR_FOLDER = OptionKind(FILE.parse, "the path of a file or a folder")
-STORE = OptionKind(
-    _parse_store,
-    "memory, sqlite:///relative.db, sqlite:////absolute/path.db or"
-    " etcd://HOST:PORT,HOST:PORT/PREFIX",
-)
-ADDRESS = OptionKind(_parse_address, "HOST:PORT")
-WEBHOOK = OptionKind(parse_url, "http://HOST/PATH or https://HOST/PATH")
-CHANGE = OptionKind(parse_text, "the name of a change, such as started")
-EXEC = OptionKind(_parse_exec, "TYPE=COMMAND such as Reboot='/usr/sbin/qm reboot {vm}'")
-HEALTH = OptionKind(
-    lambda text: ExecCommand("", _split_command(text, HEALTH_PLACEHOLDERS)),
-    "a command such as '/usr/local/bin/is-healthy {host}' ({host} and {event_type} are replaced)",
-)
-URI = OptionKind(_parse_host_uri, "a libvirt URI, which may contain {host}, or HOST=URI")
 METADATA_DEFAULT, CONTROL_DEFAULT = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
-SIMULATED = OptionKind(_parse_simulated, "TYPE=DURATION such as Freeze=30s (at most 24h)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,111 +120,111 @@ class Config:
     """The options of `forewarn serve` and `forewarn demo`."""
 
     # fmt: off
-    fleet: Annotated[Path | None, Option("Service", FILE_OR_FOLDER,
+    fleet: Annotated[Path | None, Option("Service", kind.FILE_OR_FOLDER,
         "Fleet file, YAML or JSON, or a folder of them, applied at startup; "
         "without it, the stored fleet is used.")] = None
-    store: Annotated[str, Option("Service", STORE,
+    store: Annotated[str, Option("Service", kind.STORE,
         "Where the state is stored; `memory` loses it at exit.")] = "sqlite:///forewarn.db"
-    metadata: Annotated[Address, Option("Service", ADDRESS,
+    metadata: Annotated[Address, Option("Service", kind.ADDRESS,
         "The listener that VMs poll and approve on; port 0 takes a free port.")] = METADATA_DEFAULT
-    control: Annotated[Address, Option("Service", ADDRESS,
+    control: Annotated[Address, Option("Service", kind.ADDRESS,
         "The listener for operators and the CLI; outside loopback it needs tokens.",
         variable="FOREWARN_CONTROL_LISTEN")] = CONTROL_DEFAULT
-    control_certificate_file: Annotated[Path | None, Option("Service", FILE,
+    control_certificate_file: Annotated[Path | None, Option("Service", kind.FILE,
         "PEM file with the certificate chain: the control API then accepts only TLS. "
         "It is read again when it changes.")] = None
-    control_key_file: Annotated[Path | None, Option("Service", FILE,
+    control_key_file: Annotated[Path | None, Option("Service", kind.FILE,
         "PEM file with the certificate's key, not encrypted.")] = None
-    reuse_port: Annotated[bool, Option("Service", BOOLEAN,
+    reuse_port: Annotated[bool, Option("Service", kind.BOOLEAN,
         "Share the ports of both listeners with other servers of this user on this machine.")
         ] = False
-    etcd_ca_file: Annotated[Path | None, Option("etcd", FILE,
+    etcd_ca_file: Annotated[Path | None, Option("etcd", kind.FILE,
         "PEM file with the certificates to verify etcd with; without it, etcd is used without "
         "TLS.")] = None
-    etcd_certificate_file: Annotated[Path | None, Option("etcd", FILE,
+    etcd_certificate_file: Annotated[Path | None, Option("etcd", kind.FILE,
         "PEM file with this server's certificate, for an etcd that verifies its clients.")] = None
-    etcd_key_file: Annotated[Path | None, Option("etcd", FILE,
+    etcd_key_file: Annotated[Path | None, Option("etcd", kind.FILE,
         "PEM file with the key of that certificate, not encrypted.")] = None
-    etcd_user: Annotated[str, Option("etcd", OptionKind(parse_text, "the name of a user"),
+    etcd_user: Annotated[str, Option("etcd", kind.USER,
         "The user of an etcd with authentication.")] = ""
-    etcd_password_file: Annotated[Path | None, Option("etcd", FILE,
+    etcd_password_file: Annotated[Path | None, Option("etcd", kind.FILE,
         "File with the password of that user.")] = None
-    etcd_retention_minutes: Annotated[float, Option("etcd", _number(0, 100_000),
+    etcd_retention_minutes: Annotated[float, Option("etcd", kind.number(0, 100_000),
         "Revisions of etcd older than this are compacted; 0 leaves that to etcd.")] = 60.0
-    rate: Annotated[float, Option("Service", _number(0.001, 100_000),
+    rate: Annotated[float, Option("Service", kind.number(0.001, 100_000),
         "Divides every notice, duration and timeout: at 60, a 15-minute notice takes 15 seconds. "
         "The clock itself is not changed.")] = 1.0
-    identify: Annotated[tuple[Identify, ...], Option("Identity", _choice(Identify),
+    identify: Annotated[tuple[Identify, ...], Option("Identity", kind.choice(Identify),
         "How a VM is identified: by its source address; by `/as/<vm>/` in the path, which any "
         "client can claim; by a header that a proxy signs.")] = (Identify.ADDRESS,)
-    proxy_key_file: Annotated[Path | None, Option("Identity", FILE,
+    proxy_key_file: Annotated[Path | None, Option("Identity", kind.FILE,
         "File with the key that signs the proxy's header; required by `--identify proxy`.")] = None
-    wait_seconds_max: Annotated[float, Option("Limits", _number(0, 3600),
+    wait_seconds_max: Annotated[float, Option("Limits", kind.number(0, 3600),
         "The longest `Prefer: wait=N` that is honoured.")] = 60.0
-    idle_seconds: Annotated[float, Option("Limits", _number(1, 3600),
+    idle_seconds: Annotated[float, Option("Limits", kind.number(1, 3600),
         "An idle connection is closed after this time.")] = 75.0
-    header_seconds: Annotated[float, Option("Limits", _number(1, 3600),
+    header_seconds: Annotated[float, Option("Limits", kind.number(1, 3600),
         "A connection is dropped if the head of a request takes longer.")] = 10.0
-    connections_per_address_max: Annotated[int, Option("Limits", _integer(1, 1_000_000),
+    connections_per_address_max: Annotated[int, Option("Limits", kind.integer(1, 1_000_000),
         "Connections that one address may hold open; less if file descriptors are scarce.")] = 4096
-    requests_per_second: Annotated[float, Option("Limits", _number(0, 1_000_000),
+    requests_per_second: Annotated[float, Option("Limits", kind.number(0, 1_000_000),
         "Requests per second and VM before a 429; 0 is off. Azure: 5.")] = 0.0
-    first_call_delay_seconds: Annotated[float, Option("Protocol", _number(0, 600),
+    first_call_delay_seconds: Annotated[float, Option("Protocol", kind.number(0, 600),
         "How long the first call of a scope is delayed. Azure: up to 120.")] = 0.0
     not_before_format: Annotated[NotBeforeFormat, Option("Protocol",
-        _choice(NotBeforeFormat),
+        kind.choice(NotBeforeFormat),
         "The format of NotBefore up to 2017-11-01: as captured on Azure (RFC 1123), or as "
         "documented (ISO 8601).")] = NotBeforeFormat.CAPTURED
-    legacy_path: Annotated[bool, Option("Protocol", BOOLEAN,
+    legacy_path: Annotated[bool, Option("Protocol", kind.BOOLEAN,
         "Serve `/metadata/latest/scheduledevents` as 2017-03-01.")] = False
-    lenient_versions: Annotated[bool, Option("Protocol", BOOLEAN,
+    lenient_versions: Annotated[bool, Option("Protocol", kind.BOOLEAN,
         "Answer an unknown api-version like the newest one before it, not with 400.")] = False
-    impacts_max: Annotated[int, Option("Impacts", _integer(1, 100_000),
+    impacts_max: Annotated[int, Option("Impacts", kind.integer(1, 100_000),
         "Impacts that a server carries out at the same time.")] = 256
-    impact_seconds_max: Annotated[float, Option("Impacts", _number(1, 86_400),
+    impact_seconds_max: Annotated[float, Option("Impacts", kind.number(1, 86_400),
         "A platform call that takes longer has failed.")] = 3600.0
-    impact_retry_seconds_max: Annotated[float, Option("Impacts", _number(0, 86_400),
+    impact_retry_seconds_max: Annotated[float, Option("Impacts", kind.number(0, 86_400),
         "How long a failed impact is retried, with growing pauses; 0 means no retry.")] = 300.0
-    platform: Annotated[PlatformName, Option("Impacts", _choice(PlatformName),
+    platform: Annotated[PlatformName, Option("Impacts", kind.choice(PlatformName),
         "What carries out impacts: nothing (a simulation that only takes time), your own commands, "
         "or libvirt.")] = PlatformName.SIMULATED
-    exec_command: Annotated[tuple[ExecCommand, ...], Option("Impacts", EXEC,
+    exec_command: Annotated[tuple[ExecCommand, ...], Option("Impacts", kind.EXEC,
         "What the exec platform runs for an event type, without a shell; `*` is for every type "
         "without a command of its own.")] = ()
-    exec_seconds_max: Annotated[float, Option("Impacts", _number(0.1, 86_400),
+    exec_seconds_max: Annotated[float, Option("Impacts", kind.number(0.1, 86_400),
         "A command that runs longer is killed with all its children, and has failed.")] = 600.0
-    libvirt_uri: Annotated[tuple[HostUri, ...], Option("Impacts", URI,
+    libvirt_uri: Annotated[tuple[HostUri, ...], Option("Impacts", kind.URI,
         "The libvirt connection: one URI for every host, such as `qemu+ssh://{host}/system`, or "
         "one per host.")] = (HostUri("", "qemu:///system"),)
-    libvirt_grace_seconds: Annotated[float, Option("Impacts", _number(0, 3600),
+    libvirt_grace_seconds: Annotated[float, Option("Impacts", kind.number(0, 3600),
         "How long a guest may take to shut down or reboot before it is forced to.")] = 120.0
-    libvirt_call_seconds_max: Annotated[float, Option("Impacts", _number(0.1, 3600),
+    libvirt_call_seconds_max: Annotated[float, Option("Impacts", kind.number(0.1, 3600),
         "A libvirt call that takes longer has failed.")] = 30.0
-    campaign_health_command: Annotated[ExecCommand | None, Option("Impacts", HEALTH,
+    campaign_health_command: Annotated[ExecCommand | None, Option("Impacts", kind.HEALTH,
         "Runs on the server after each host of every campaign, without a shell; "
         "any exit code but 0 pauses the campaign.")] = None
-    campaign_health_seconds_max: Annotated[float, Option("Impacts", _number(0.1, 3600),
+    campaign_health_seconds_max: Annotated[float, Option("Impacts", kind.number(0.1, 3600),
         "A health command that runs longer is killed and has failed.")] = 60.0
-    simulate_duration: Annotated[tuple[SimulatedDuration, ...], Option("Impacts", SIMULATED,
+    simulate_duration: Annotated[tuple[SimulatedDuration, ...], Option("Impacts", kind.SIMULATED,
         "How long a simulated impact of a type takes; the rate does not apply.")] = ()
-    simulate_failure: Annotated[tuple[str, ...], Option("Impacts", VM_NAME,
+    simulate_failure: Annotated[tuple[str, ...], Option("Impacts", kind.VM_NAME,
         "A VM whose impacts fail on the simulated platform.")] = ()
-    history_days: Annotated[float, Option("History", _number(0, 36_500),
+    history_days: Annotated[float, Option("History", kind.number(0, 36_500),
         "How long history is kept; 0 means forever.")] = 90.0
-    history_notes_max: Annotated[int, Option("History", _integer(0, 1_000_000_000),
+    history_notes_max: Annotated[int, Option("History", kind.integer(0, 1_000_000_000),
         "The history of how many of the newest commits is kept; 0 means no limit.")] = 1_000_000
-    webhook: Annotated[tuple[str, ...], Option("History", WEBHOOK,
+    webhook: Annotated[tuple[str, ...], Option("History", kind.WEBHOOK,
         "A URL that receives changes as signed CloudEvents.")] = ()
-    webhook_changes: Annotated[tuple[str, ...], Option("History", CHANGE,
+    webhook_changes: Annotated[tuple[str, ...], Option("History", kind.CHANGE,
         "The changes that are sent to webhooks.")] = WEBHOOK_CHANGES
-    webhook_secret_file: Annotated[Path | None, Option("History", FILE,
+    webhook_secret_file: Annotated[Path | None, Option("History", kind.FILE,
         "File with the secrets that sign webhooks, `whsec_…` or text, one per line; required by "
         "`--webhook`.")] = None
-    webhook_seconds_max: Annotated[float, Option("History", _number(0.1, 60),
+    webhook_seconds_max: Annotated[float, Option("History", kind.number(0.1, 60),
         "A webhook call that takes longer has failed.")] = 10.0
-    log_format: Annotated[LogFormat, Option("Log", _choice(LogFormat),
+    log_format: Annotated[LogFormat, Option("Log", kind.choice(LogFormat),
         "The format of log lines.")] = LogFormat.HUMAN
-    log_level: Annotated[LogLevel, Option("Log", _choice(LogLevel),
+    log_level: Annotated[LogLevel, Option("Log", kind.choice(LogLevel),
         "The lowest level that is logged.")] = LogLevel.INFO
     # fmt: on
 

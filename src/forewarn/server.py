@@ -18,7 +18,7 @@ from typing import Any
 
 from forewarn.auth.tokens import Tokens
 from forewarn.campaign.worker import CampaignWorker
-from forewarn.config import Address, Config, is_loopback
+from forewarn.config import Config, is_loopback
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.entry import Entry
@@ -34,6 +34,7 @@ from forewarn.history.retention import RetentionWorker
 from forewarn.history.transfer import check_complete
 from forewarn.history.webhooks import open_webhooks, run_webhooks
 from forewarn.log import log
+from forewarn.option_kind import Address
 from forewarn.platform.base import Platform
 from forewarn.platform.open import open_health_platform, open_platform
 from forewarn.store.base import Store

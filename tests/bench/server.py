@@ -16,12 +16,13 @@ from pathlib import Path
 
 import uvloop
 
-from forewarn.config import Address, Config, Identify
+from forewarn.config import Config, Identify
 from forewarn.core.command import Restart, SetMembers
 from forewarn.core.fleet import Policy, Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
+from forewarn.option_kind import Address
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Listener

@@ -3,11 +3,11 @@
 from random import Random
 from typing import Any
 
-from forewarn.config import Address
 from forewarn.lab.fault.active import FaultSet, parse_fault
 from forewarn.lab.fault.filter import FaultFilter
 from forewarn.lab.fault.tcp import FilteredPolls
 from forewarn.lab.transcript import Transcript
+from forewarn.option_kind import Address
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Listener
 from forewarn.web.metadata import request as metadata_request

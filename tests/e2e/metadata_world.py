@@ -14,12 +14,13 @@ from typing import Any, Self, TypeVar
 import uvloop
 from uvicorn.server import ServerState
 
-from forewarn.config import Address, Config, Identify
+from forewarn.config import Config, Identify
 from forewarn.core.command import Command, Restart, SetMembers
 from forewarn.core.fleet import Policy, Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.engine import Engine
+from forewarn.option_kind import Address
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import Connection

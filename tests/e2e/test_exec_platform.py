@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.config import ExecCommand
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
 from forewarn.errors import ImpactFailed, Invalid
+from forewarn.option_kind import ExecCommand
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.exec import OUTPUT_BYTES_MAX, ExecPlatform
 from tests.builders import guid

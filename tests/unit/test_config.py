@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from forewarn.config import WEBHOOK_CHANGES, Address, Config, SimulatedDuration
+from forewarn.config import WEBHOOK_CHANGES, Config
 from forewarn.core.change import ChangeKind
 from forewarn.errors import Invalid
+from forewarn.option_kind import Address, SimulatedDuration
 from tests.unit.config_of import config_of
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.config import Address
+from forewarn.option_kind import Address
 from forewarn.server import run_listeners, warn_if_store_is_readable
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import ConnectionPolicy

@@ -15,12 +15,12 @@ from typing import Any
 import libvirt
 import pytest
 
-from forewarn.config import HostUri
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
 from forewarn.engine.clock import RealClock
 from forewarn.errors import ImpactFailed
+from forewarn.option_kind import HostUri
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.discovery import discover

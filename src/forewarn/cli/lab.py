@@ -22,9 +22,9 @@ from forewarn.cli.fleet import FILE_BYTES_MAX
 from forewarn.cli.options import DEMO
 from forewarn.cli.output import show_list, show_one
 from forewarn.cli.serve import run_until_stopped
-from forewarn.config import Address
 from forewarn.duration import EXPECTED, parse_duration
 from forewarn.errors import Invalid
+from forewarn.option_kind import Address
 
 FAULT_COLUMNS = ("id", "fault", "vms", "begins_at", "ends_at", "requests_left")
 VMS_SHOWN_MAX = 20

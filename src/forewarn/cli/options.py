@@ -21,18 +21,9 @@ import typer
 
 import forewarn
 from forewarn.cli.exit_codes import Usage
-from forewarn.config import (
-    FILE,
-    Config,
-    Identify,
-    LogLevel,
-    Option,
-    OptionKind,
-    options,
-    parse_text,
-    parse_url,
-)
+from forewarn.config import Config, Identify, LogLevel, Option, options
 from forewarn.errors import Invalid
+from forewarn.option_kind import FILE, OptionKind, parse_text, parse_url
 
 C = TypeVar("C")
 FILE_NAME, FILE_VARIABLE, FILE_BYTES_MAX = "forewarn.toml", "FOREWARN_CONFIG", 1 << 20

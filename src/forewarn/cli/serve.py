@@ -16,9 +16,10 @@ import typer
 from forewarn.cli.exit_codes import Usage, needs_extra
 from forewarn.cli.history import SENTENCES, format_entry
 from forewarn.cli.options import DEMO, ClientConfig, File, read_config, with_options
-from forewarn.config import Address, Config
+from forewarn.config import Config
 from forewarn.errors import Invalid
 from forewarn.log import log_to_stderr
+from forewarn.option_kind import Address
 
 if TYPE_CHECKING:
     from forewarn.engine.entry import Entry

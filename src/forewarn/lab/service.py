@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from forewarn import server
-from forewarn.config import Address, Config, Identify
+from forewarn.config import Config, Identify
 from forewarn.core.timing import Timing
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import RealClock
@@ -29,6 +29,7 @@ from forewarn.lab.fault.kinds import EnablementLapse, Fault
 from forewarn.lab.fault.response import NO_RESPONSE, Ending, FaultyResponse
 from forewarn.lab.fault.tcp import FilteredPolls
 from forewarn.lab.transcript import Transcript, TranscriptKind
+from forewarn.option_kind import Address
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.admission import Limits

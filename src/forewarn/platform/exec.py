@@ -13,8 +13,8 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 
-from forewarn.config import PLACEHOLDER, PLACEHOLDERS, ExecCommand
 from forewarn.errors import ImpactFailed, Invalid
+from forewarn.option_kind import PLACEHOLDER, PLACEHOLDERS, ExecCommand
 from forewarn.platform.base import SHORTAGES, ImpactRequest, ImpactResult
 
 OUTPUT_BYTES_MAX = 2048

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from forewarn.config import Address
 from forewarn.errors import Refused, Unavailable
 from forewarn.lab.service import LabService, Setup, open_lab
+from forewarn.option_kind import Address
 from forewarn.testing.ledger import EventLedger
 
 T = TypeVar("T")

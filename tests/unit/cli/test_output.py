@@ -9,10 +9,10 @@ from forewarn.cli.history import SENTENCES
 from forewarn.cli.options import DEMO
 from forewarn.cli.output import show_events, show_list, show_one
 from forewarn.cli.serve import format_welcome, print_change
-from forewarn.config import Address
 from forewarn.core.change import Change, ChangeKind
 from forewarn.engine.entry import make_entry
 from forewarn.fleetfile.parser import parse
+from forewarn.option_kind import Address
 
 EVENT = {
     "id": "E1",

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.config import Config, ExecCommand, HostUri, PlatformName
+from forewarn.config import Config, PlatformName
 from forewarn.core.event import EventType
 from forewarn.core.timing import DURATION
 from forewarn.errors import Invalid
+from forewarn.option_kind import ExecCommand, HostUri
 from forewarn.platform.exec import ExecPlatform
 from forewarn.platform.open import open_health_platform, open_platform
 from forewarn.platform.simulated import SimulatedPlatform

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from forewarn.cli.app import app
-from forewarn.config import PLACEHOLDERS
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import ScopeKind
+from forewarn.option_kind import PLACEHOLDERS
 from forewarn.platform.libvirt.fleet_import import NAMESPACE, parse
 
 PAGE = (Path(__file__).parents[3] / "docs" / "platforms.md").read_text()

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import libvirt
 
-from forewarn.config import HostUri
 from forewarn.core.fleet import Vm
 from forewarn.errors import ImpactFailed
+from forewarn.option_kind import HostUri
 from forewarn.platform.threads import CallThreads, run_to_completion
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from forewarn import __version__
-from forewarn.config import Address
 from forewarn.errors import Error, Invalid, Unavailable
+from forewarn.option_kind import Address
 from forewarn.web.http.admission import TimedConnection
 from forewarn.web.http.connection import TICK_SECONDS, ConnectionPolicy
 from forewarn.web.http.tls import HANDSHAKE_SECONDS_MAX, SHUTDOWN_SECONDS_MAX, Certificate

@@ -10,9 +10,9 @@ from typing import Any
 
 import libvirt
 
-from forewarn.config import HostUri
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
+from forewarn.option_kind import HostUri
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.libvirt.connection import LibvirtHosts, prepare
 from forewarn.platform.libvirt.driver import LibvirtPlatform

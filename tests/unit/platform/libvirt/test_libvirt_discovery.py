@@ -7,7 +7,7 @@ from typing import Any
 import libvirt
 import pytest
 
-from forewarn.config import HostUri
+from forewarn.option_kind import HostUri
 from forewarn.platform.libvirt.connection import LibvirtHosts, open_connection
 from forewarn.platform.libvirt.discovery import discover
 from forewarn.platform.libvirt.fleet_import import DiscoveredVm

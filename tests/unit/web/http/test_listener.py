@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from forewarn.config import Address
 from forewarn.errors import Error, Invalid, Unavailable
+from forewarn.option_kind import Address
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import Connection, ConnectionPolicy
 from forewarn.web.http.listener import SERVER_CONTROL, SERVER_METADATA, Listener
