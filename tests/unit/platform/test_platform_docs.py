@@ -13,7 +13,7 @@ from forewarn.cli.app import app
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import ScopeKind
 from forewarn.option_kind import PLACEHOLDERS
-from forewarn.platform.libvirt.fleet_import import NAMESPACE, parse
+from forewarn.platform.libvirt.domain_xml import NAMESPACE, parse
 
 PAGE = (Path(__file__).parents[3] / "docs" / "platforms.md").read_text()
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)

@@ -8,7 +8,7 @@ from typing import Any
 import libvirt
 
 from forewarn.platform.libvirt.connection import LibvirtHosts, ignoring
-from forewarn.platform.libvirt.fleet_import import DiscoveredVm, Leases, parse
+from forewarn.platform.libvirt.domain_xml import DiscoveredVm, Leases, parse
 
 
 async def discover(libvirts: LibvirtHosts, hosts: Iterable[str]) -> dict[str, list[DiscoveredVm]]:

@@ -6,14 +6,16 @@ from msgspec.structs import replace
 from forewarn.core.fleet import Instance, Scope, ScopeKind, Vm
 from forewarn.errors import Invalid
 from forewarn.fleetfile.parser import Fleet
-from forewarn.platform.libvirt.fleet_import import DiscoveredVm, parse, sync_fleet
+from forewarn.platform.libvirt.domain_xml import DiscoveredVm, parse
+from forewarn.platform.libvirt.fleet_import import sync_fleet
 
 UUID = "11111111-2222-3333-4444-555555555555"
 METADATA = '<metadata><f:vm xmlns:f="urn:forewarn:vm:1" {}/></metadata>'
 XML = """<domain type='kvm'><name>web-0</name>
 <uuid>11111111-2222-3333-4444-55555555555{number}</uuid>
-{metadata}
-<devices><interface type='bridge'><mac address='52:54:00:AA:00:01'/></interface>
+{metadata}<memory unit='KiB'>1048576</memory>
+<devices>
+<interface type='bridge'><mac address='52:54:00:AA:00:01'/><target dev='vnet3'/></interface>
 <interface type='network'><mac address='52:54:00:aa:00:02'/></interface></devices></domain>"""
 
 
@@ -55,7 +57,14 @@ def test_domain_xml_gives_name_id_mac_and_addresses() -> None:
         host="host-a",
         mac="52:54:00:aa:00:01",
         addresses=("10.0.0.7", "2001:db8::7"),
+        ports=("vnet3",),
+        memory_bytes=1 << 30,
     )
+
+
+def test_a_domain_that_is_off_has_no_ports() -> None:
+    """A port may be defined by name; while the domain is off another one can have that name."""
+    assert parse(XML.format(number=5, metadata=""), host="", is_active=False, leases={}).ports == ()
 
 
 def test_metadata_gives_scope_kind_and_domains() -> None:

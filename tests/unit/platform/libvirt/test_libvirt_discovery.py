@@ -10,7 +10,7 @@ import pytest
 from forewarn.option_kind import HostUri
 from forewarn.platform.libvirt.connection import LibvirtHosts, open_connection
 from forewarn.platform.libvirt.discovery import discover
-from forewarn.platform.libvirt.fleet_import import DiscoveredVm
+from forewarn.platform.libvirt.domain_xml import DiscoveredVm
 from tests.builders import guid
 from tests.unit.platform.libvirt.libvirt_world import URIS, LibvirtWorld, domain_xml
 
@@ -31,13 +31,23 @@ def test_domains_are_listed_with_their_metadata(tmp_path: Path) -> None:
 
     ids, mac = [guid(number).lower() for number in (1, 2)], "52:54:00:00:00:0{}"
     assert result == {
-        "host-a": [DiscoveredVm(name="web-0", id=ids[0], host="host-a", mac=mac.format(1))],
+        "host-a": [
+            DiscoveredVm(
+                name="web-0",
+                id=ids[0],
+                host="host-a",
+                mac=mac.format(1),
+                ports=("testnet0",),
+                memory_bytes=64 << 20,
+            )
+        ],
         "host-b": [
             DiscoveredVm(
                 name="web-1",
                 id=ids[1],
                 host="host-b",
                 mac=mac.format(2),
+                memory_bytes=64 << 20,
                 is_active=False,
                 scope="web",
                 update_domain=2,
