@@ -27,6 +27,8 @@ class ImpactRequest:
     tries: int
     duration_seconds: int = UNKNOWN_SECONDS
     """As the document announced it."""
+    targets: tuple[str, ...] = ()
+    """Hosts for a move, the best first. Empty: the platform chooses."""
 
     @property
     def moves(self) -> bool:
