@@ -25,16 +25,8 @@ from forewarn.engine.clock import Clock
 from forewarn.engine.command_queue import CommandQueues
 from forewarn.engine.entry import Entry, encode_all
 from forewarn.engine.record import CLOCK, DECLARED, FLOOR, HOSTS, RAW, Floor, Hosts
-from forewarn.engine.replica import (
-    ABSENT,
-    SCOPE_KEY,
-    SEEN_KEY,
-    Replica,
-    Versioned,
-    describe,
-    kind_of,
-    name_of,
-)
+from forewarn.engine.record_cache import ABSENT, Versioned, describe, kind_of, name_of
+from forewarn.engine.replica import SCOPE_KEY, SEEN_KEY, Replica
 from forewarn.engine.transaction import LeaseLost, Transaction
 from forewarn.errors import Conflict, Error, Invalid, StoreLost, StoreUnusable, Unavailable
 from forewarn.log import log

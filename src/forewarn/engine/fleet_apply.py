@@ -15,7 +15,8 @@ from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
 from forewarn.engine.engine import DECLARED_KEY, FLEET_KEY, Engine
 from forewarn.engine.record import Hosts
-from forewarn.engine.replica import ABSENT, SCOPE_KEY, SEEN_KEY, kind_of
+from forewarn.engine.record_cache import ABSENT, kind_of
+from forewarn.engine.replica import SCOPE_KEY, SEEN_KEY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import FleetChanged, Invalid, Unavailable
 from forewarn.fleetfile.parser import Fleet, compute_etag, dump_json

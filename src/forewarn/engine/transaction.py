@@ -7,7 +7,8 @@ from typing import Any
 
 from forewarn.core.change import Change
 from forewarn.engine.entry import Entry, make_entry
-from forewarn.engine.replica import Replica, Versioned
+from forewarn.engine.record_cache import Versioned
+from forewarn.engine.replica import Replica
 from forewarn.errors import Unavailable
 from forewarn.store.base import Lease
 

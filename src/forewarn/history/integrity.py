@@ -7,7 +7,8 @@ import msgspec
 
 from forewarn.engine.engine import DECLARED_KEY, Engine
 from forewarn.engine.entry import Entry, last_number
-from forewarn.engine.replica import NO_KEY, SCOPE_KEY, describe, kind_of, name_of
+from forewarn.engine.record_cache import describe, kind_of, name_of
+from forewarn.engine.replica import NO_KEY, SCOPE_KEY
 from forewarn.history.query import read_values
 
 OWNERS = {"campaign-hosts": "campaign/{}/", "seen": SCOPE_KEY}

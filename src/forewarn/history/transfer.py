@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from forewarn.engine.entry import first_number, last_number, position_of
 from forewarn.engine.lease import TTL_SECONDS, lease_key
-from forewarn.engine.replica import kind_of
+from forewarn.engine.record_cache import kind_of
 from forewarn.errors import Refused, StoreUnusable
 from forewarn.history.query import read_values
 from forewarn.history.webhooks import CURSOR, IDENTITY_KEY

@@ -4,7 +4,7 @@ from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.record import SCOPE
-from forewarn.engine.replica import ABSENT, Records
+from forewarn.engine.record_cache import ABSENT, Records
 from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Record
 from forewarn.store.memory import MemoryStore
