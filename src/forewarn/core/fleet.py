@@ -107,7 +107,7 @@ class Vm(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
     """A virtual machine.
 
     `name` is its entry in Resources and its name in `/metadata/instance`, not its hostname. `host`
-    is where it is now, `declared_host` is the host in the fleet file that was last applied.
+    is where it is now. `declared_host` is in records of earlier versions, and not used.
     """
 
     name: str

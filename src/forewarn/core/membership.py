@@ -42,25 +42,20 @@ def compare_vm(draft: Draft, old: Vm | None, vm: Vm) -> None:
         draft.changes.append(Change(ChangeKind.JOINED, vm=vm.name, host=vm.host))
     elif old.host != vm.host:
         draft.move(old, vm.host)
-    elif old != replace(vm, declared_host=old.declared_host):
+    elif old != vm:
         draft.changes.append(Change(ChangeKind.UPDATED, vm=vm.name, host=vm.host))
 
 
 def merge_vm(old: Vm | None, vm: Vm, *, is_file: bool) -> Vm:
     """The VM as defined, with the power and often the host that it has.
 
-    A fleet file may be older than the VM's last move, so its host counts only if the file did not
-    name the same host before. Without a host in the definition, the VM stays where it is.
+    A fleet file may be older than the VM's last move, so it never moves a VM. Without a host in the
+    definition, the VM stays where it is, too.
     """
     if old is None:
-        return replace(vm, declared_host=vm.host if is_file else "")
-    keeps_host = not vm.host or (is_file and vm.host == old.declared_host)
-    return replace(
-        vm,
-        power=old.power,
-        host=old.host if keeps_host else vm.host,
-        declared_host=vm.host if is_file else old.declared_host,
-    )
+        return vm
+    host = (old.host if is_file else "") or vm.host or old.host
+    return replace(vm, power=old.power, host=host, declared_host=old.declared_host)
 
 
 def refuse_new_domain(scope: Scope, old: Vm | None, new: Vm) -> None:

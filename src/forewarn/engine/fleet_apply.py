@@ -13,6 +13,7 @@ from forewarn.core.change import Change, ChangeKind
 from forewarn.core.command import Command, Retire, SetMembers
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
+from forewarn.core.membership import merge_vm
 from forewarn.engine.engine import DECLARED_KEY, FLEET_KEY, Engine
 from forewarn.engine.record import Hosts
 from forewarn.engine.record_cache import ABSENT, kind_of
@@ -188,7 +189,7 @@ class FleetApplier:
             wanted.add(scope.name)
             published = board.scopes.get(scope.name)
             before = published.scope if published else Scope(name=scope.name)
-            vms = tuple(self._with_power(scope.name, vm) for vm in scope.vms)
+            vms = tuple(self._with_state(scope.name, vm, is_file=is_file) for vm in scope.vms)
             command = SetMembers(kind=scope.kind, policy=scope.policy, vms=vms, is_file=is_file)
             after = decide(before, command, engine.clock.now(), engine.timing).scope
             if published is not None and after == before:
@@ -240,13 +241,12 @@ class FleetApplier:
             elif vm.name in board.vms and not is_elsewhere(vm.name):
                 yield replace(vm, address="", id="")
 
-    def _with_power(self, scope: str, vm: Vm) -> Vm:
-        """The VM as the fleet defines it, with the power state it had in its old scope."""
+    def _with_state(self, scope: str, vm: Vm, *, is_file: bool) -> Vm:
+        """The VM as the fleet defines it, with the state that it had in its old scope."""
         published = self._engine.board.vms.get(vm.name)
         if published is None or published.scope.name == scope:
             return vm
-        known = published.scope.vm(vm.name)
-        return vm if known is None else replace(vm, power=known.power)
+        return merge_vm(published.scope.vm(vm.name), vm, is_file=is_file)
 
     async def _batches(self, commands: Commands) -> list[Batch]:
         """What is committed together: few enough scopes, VMs and bytes for one commit."""

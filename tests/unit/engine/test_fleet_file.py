@@ -2,12 +2,16 @@
 a sync.
 """
 
+from pathlib import Path
+
+import pytest
 from msgspec.structs import astuple, replace
 
 from forewarn.core import command as ask
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.fleetfile.parser import Fleet, dump_json, parse
+from forewarn.server import apply_fleet_file
 from tests.unit.engine.test_engine import FLEET, World, run_in_world
 
 
@@ -72,12 +76,61 @@ def test_fleet_file_does_not_undo_the_move_of_a_vm() -> None:
     run_in_world(main)
 
 
-def test_a_host_that_is_new_in_the_fleet_file_takes_effect() -> None:
+def test_fleet_file_never_moves_a_vm_that_exists() -> None:
+    """Not even to a host that is new in the file: a VM is where its hypervisor runs it."""
+
     async def main(world: World) -> None:
         operations, engine = await with_file(world)
         await moved(operations, engine, "web-0", "host-c")
         await operations.apply(placed(web_0="host-b"), by="fleet file", digest="2")
-        assert hosts(operations) == {"web-0": "host-b", "web-1": "host-b"}
+        assert hosts(operations) == {"web-0": "host-c", "web-1": "host-b"}
+
+    run_in_world(main)
+
+
+def test_fleet_file_does_not_move_a_vm_that_a_sync_has_added() -> None:
+    async def main(world: World) -> None:
+        operations = Operations(await world.engine(), world.make_id)
+        await operations.apply(placed(web_0="host-c", web_1=""), by="sync")
+        await operations.apply(placed(), by="fleet file", digest="1")
+        assert hosts(operations) == {"web-0": "host-c", "web-1": "host-b"}
+
+    run_in_world(main)
+
+
+@pytest.mark.parametrize("digest", ["2", None])
+def test_vm_that_changes_its_scope_stays_on_its_host(digest: str | None) -> None:
+    """Without a host in the definition, or if the definition is the fleet file."""
+
+    async def main(world: World) -> None:
+        operations, engine = await with_file(world)
+        await moved(operations, engine, "web-0", "host-c")
+        web, db = placed(web_0="host-a" if digest else "").scopes
+        scopes = (replace(web, vms=web.vms[1:]), replace(db, vms=(*db.vms, web.vms[0])))
+        await operations.apply(replace(FLEET, scopes=scopes), by="ann", digest=digest)
+        published, web_0 = engine.board.find_vm("web-0")
+        assert (published.scope.name, web_0.host) == (db.name, "host-c")
+
+    run_in_world(main)
+
+
+def test_restart_after_a_redeploy_leaves_the_vm_where_it_is(tmp_path: Path) -> None:
+    """Whether or not the file was edited meanwhile."""
+
+    async def main(world: World) -> None:
+        file = tmp_path / "fleet.json"
+        file.write_bytes(dump_json(FLEET))
+        engine = await world.engine()
+        operations = Operations(engine, world.make_id)
+        await apply_fleet_file(operations, file)
+        await engine.seen(engine.board.scopes["web"])
+        await moved(operations, engine, "web-0", "host-c")
+        for fleet in (FLEET, placed(address="10.0.0.9")):
+            file.write_bytes(dump_json(fleet))
+            restarted = Operations(await world.engine(), world.make_id)
+            await apply_fleet_file(restarted, file)
+            assert hosts(restarted) == {"web-0": "host-c", "web-1": "host-b"}
+        assert "10.0.0.9" in dump_json(restarted.fleet()).decode()
 
     run_in_world(main)
 
