@@ -246,8 +246,8 @@ def make_listeners(
 
     vms, operators = share_descriptors(config, descriptors)
     proxy_key = read_file(config.proxy_key_file, "proxy key file").strip()
-    metadata = Metadata(service.engine, config, proxy_key)
-    polls = Polls(service.engine, config, vms)
+    metadata = Metadata(service.engine, config, proxy_key, service.tokens)
+    polls = Polls(service.engine, config, vms, service.tokens)
     metrics = make_metrics_route(service, metadata, polls)
     shared = config.reuse_port
     return (

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 import uvloop
 from uvicorn.server import ServerState
 
+from forewarn.auth.tokens import Tokens
 from forewarn.config import Config, Identify
 from forewarn.core.command import Command, Restart, SetMembers
 from forewarn.core.fleet import Policy, Scope, ScopeKind, Vm
@@ -55,9 +56,10 @@ class World:
     ) -> None:
         self.engine = Engine(MemoryStore(), clock or RealClock(), Timing())
         self.config = config or Config(identify=(Identify.ADDRESS, Identify.PATH))
-        self.metadata = Metadata(self.engine, self.config, proxy_key)
+        self.tokens = Tokens(self.engine)
+        self.metadata = Metadata(self.engine, self.config, proxy_key, self.tokens)
         self.application = application or self.metadata
-        self.polls = AheadPolls(self.engine, self.config, limits or Limits())
+        self.polls = AheadPolls(self.engine, self.config, limits or Limits(), self.tokens)
         self.called: list[str] = []
         self.listener = Listener(
             self._application,

@@ -1,5 +1,6 @@
 """The requests of published clients against a real server: they must work unchanged."""
 
+import hashlib
 import hmac
 import http.client
 import json
@@ -9,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from forewarn.auth.tokens import Role
 from forewarn.config import Config, Identify
+from forewarn.core.command import Evict
 from forewarn.core.event import Status
-from tests.e2e.metadata_world import EVENT_ID, World
+from forewarn.core.fleet import Vm
+from tests.e2e.metadata_world import EVENT_ID, POLL, World
 
 ALL_VERSIONS = [
     "2017-03-01",
@@ -236,3 +240,60 @@ def test_request_with_x_forwarded_for_is_rejected() -> None:
     with World() as world:
         status, body = call(events_url(world), Metadata="true", X_Forwarded_For="10.0.0.1")
         assert (status, list(json.loads(body))) == (400, ["error"])
+
+
+WEB_2, WEB_3 = "6f1c0c1e-6d0b-5a7e-9d5c-0a4e5c2b7f10", "6f1c0c1e-6d0b-5a7e-9d5c-0a4e5c2b7f11"
+
+
+def signed_poll(secret: str, vm_id: str = WEB_2, **more: str) -> bytes:
+    """A relayed poll, as a host daemon sends it."""
+    key = hashlib.sha256(secret.encode()).hexdigest().encode()
+    headers = {
+        "X-Forewarn-Host": "kvm-1",
+        "X-Instance-ID": vm_id,
+        "X-Instance-ID-Signature": hmac.digest(key, vm_id.encode(), "sha256").hex(),
+    } | {name.replace("_", "-"): value for name, value in more.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return POLL.replace(b"\r\n\r\n", f"\r\n{lines}\r\n".encode())
+
+
+def add_daemon(world: World) -> None:
+    """A daemon on host-1, with `web-2` and `web-3`."""
+    world.run(world.tokens.create("root", Role.ADMIN, secret="a" * 64, by="test"))
+    world.run(world.tokens.create("kvm-1", Role.HOST, secret="b" * 64, by="test", host="host-1"))
+    world.enrol("web-2", Vm(name="web-2", id=WEB_2, host="host-1", address="127.0.0.1"))
+    world.enrol("web-3", Vm(name="web-3", id=WEB_3, host="host-1"))
+
+
+def test_relayed_polls_of_several_vms_share_a_connection_and_the_fast_path() -> None:
+    """A daemon keeps few connections; each request says for which VM it is."""
+    with World(Config(identify=(Identify.ADDRESS,))) as world, world.connect() as client:
+        add_daemon(world)
+        world.submit(Evict(vm="web-3", event_id=EVENT_ID), "web-3")
+        for _ in range(3):
+            for vm_id, count in ((WEB_2, 0), (WEB_3, 1)):
+                client.send(signed_poll("b" * 64, vm_id))
+                assert len(json.loads(client.response().body)["Events"]) == count
+        assert len(world.called) == 2  # the first poll of each scope is recorded
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        signed_poll("c" * 64),
+        signed_poll("b" * 64, X_Instance_ID="id-web-0"),
+        signed_poll("b" * 64, X_Forewarn_Host="root"),
+        signed_poll("b" * 64, X_Forewarn_Host="kvm-2"),
+        signed_poll("b" * 64, X_Instance_ID_Signature=""),
+        signed_poll("b" * 64).replace(b"\r\n\r\n", b"\r\nX-Instance-ID: id-web-0\r\n\r\n"),
+    ],
+)
+def test_forged_headers_of_a_host_daemon_are_forbidden(request_: bytes) -> None:
+    """A guest that reaches the server directly can send any header, but not sign one."""
+    with World(Config(identify=(Identify.ADDRESS,))) as world:
+        add_daemon(world)
+        assert world.ask(signed_poll("b" * 64)).status == 200
+        for _ in range(2):
+            response = world.ask(request_)
+            assert response.status == 403
+            assert b"\n" not in response.body

@@ -32,22 +32,27 @@ TEXT = re.compile(rf"fw_({NAME.pattern})_({SECRET.pattern})")
 
 class Role(StrEnum):
     """Each role may do what the one before may: read; act on VMs, hosts and events; change the
-    fleet and the tokens.
+    fleet and the tokens. A host daemon's may do only what is needed for its own host, and no other
+    role may do that.
     """
 
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"
+    HOST = "host"
 
     def covers(self, needed: "Role") -> bool:
+        if Role.HOST in (self, needed):
+            return self is needed
         ranks = list(Role)
         return ranks.index(self) >= ranks.index(needed)
 
 
-class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`digest` is the SHA-256 of the secret.
+class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`digest` is the SHA-256 of the secret; `host` is that of a host daemon's token.
 
-    256 random bits cannot be brute-forced, so a fast hash is enough.
+    256 random bits cannot be brute-forced, so a fast hash is enough. A host daemon signs with the
+    digest, in hexadecimal, which of its VMs sends a request.
     """
 
     name: str
@@ -55,6 +60,7 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
     created_at: datetime
     expires_at: datetime | None = None
+    host: str = ""
 
     def is_valid(self, now: datetime) -> bool:
         return self.expires_at is None or now < self.expires_at
@@ -97,6 +103,13 @@ class Tokens:
         is_right = hmac.compare_digest(hash_secret(secret), token.digest)
         return token if is_right and token.is_valid(self._engine.clock.now()) else None
 
+    def find_host_token(self, name: str) -> Token | None:
+        """The valid token of a host daemon by its name."""
+        token = self._find(name)
+        if token is None or token.role is not Role.HOST:
+            return None
+        return token if token.is_valid(self._engine.clock.now()) else None
+
     def _find(self, name: str) -> Token | None:
         """A token by its name; None if this version cannot read it."""
         key = TOKEN_KEY.format(name)
@@ -104,7 +117,14 @@ class Tokens:
         return None if key in self._engine.unreadable else token
 
     async def create(
-        self, name: str, role: Role, *, secret: str, by: str, expires_in: timedelta | None = None
+        self,
+        name: str,
+        role: Role,
+        *,
+        secret: str,
+        by: str,
+        expires_in: timedelta | None = None,
+        host: str = "",
     ) -> tuple[Token, str]:
         """A new token, and its text, which is never available again.
 
@@ -120,11 +140,15 @@ class Tokens:
                 f"expires: expected at most {EXPIRY_MAX.days} days from now, got {expires_in}",
                 field="expires",
             )
+        if (role is Role.HOST) != bool(host):
+            raise Invalid(
+                f"host: expected the name of a host for the role host, and none for other roles;"
+                f" got role {role} with {f'host {host}' if host else 'no host'}",
+                field="host",
+            )
         now = self._engine.clock.now()
         expires_at = None if expires_in is None else now + expires_in
-        token = Token(
-            name=name, role=role, digest=hash_secret(secret), created_at=now, expires_at=expires_at
-        )
+        token = Token(name, role, hash_secret(secret), now, expires_at, host)
 
         def decide(transaction: Transaction) -> None:
             known = transaction.get(TOKEN_KEY.format(name))
@@ -212,4 +236,4 @@ def hash_secret(secret: str) -> str:
 
 
 def _change(what: ChangeKind, token: Token) -> Change:
-    return Change(what=what, detail=f"{token.name} ({token.role})")
+    return Change(what=what, detail=f"{token.name} ({token.role})", host=token.host)

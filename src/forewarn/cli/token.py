@@ -24,13 +24,16 @@ T = TypeVar("T")
 # fmt: off
 Name = Annotated[str, typer.Argument(
     metavar="NAME", help="Of a-z, 0-9 and -; it appears in the history.")]
-RoleOption = Annotated[str, typer.Option(help="viewer, operator or admin.", metavar="ROLE")]
+RoleOption = Annotated[str, typer.Option(
+    help="viewer, operator or admin; host for a host daemon.", metavar="ROLE")]
+HostOption = Annotated[str | None, typer.Option(
+    "--host", help="With the role host: the host that the daemon runs on.", metavar="HOST")]
 Expires = Annotated[str | None, typer.Option(
     help="Expire after this time, such as 90d or 12h.", metavar="DURATION")]
 Store = Annotated[str | None, typer.Option(
     help="Work on this store, as in `serve --store`, not on a service.", metavar="URL")]
 # fmt: on
-COLUMNS = ("name", "role", "created_at", "expires_at", "is_expired")
+COLUMNS = ("name", "role", "created_at", "expires_at", "is_expired", "host")
 BY = "command line"
 
 app = typer.Typer(
@@ -45,6 +48,7 @@ def create(
     name: Name,
     *,
     role: RoleOption,
+    host: HostOption = None,
     expires: Expires = None,
     store: Store = None,
     as_json: Json = False,
@@ -53,7 +57,7 @@ def create(
 
     The first token must be an admin's. From then on every request needs a token.
     """
-    body = {"name": name, "role": role, "expires": expires}
+    body = {"name": name, "role": role, "host": host, "expires": expires}
     if store is None:
         response = connect(context).post("tokens", body=body)
     else:

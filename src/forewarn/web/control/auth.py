@@ -23,12 +23,14 @@ EXPECTED = "expected the header `Authorization: Bearer TOKEN`; `forewarn token c
 class Principal(NamedTuple):
     """Who sends a request, as the history names them, and their role.
 
-    `identity` differs between two tokens that had the same name one after the other.
+    `identity` differs between two tokens that had the same name one after the other. `host` is the
+    one that a host daemon acts for.
     """
 
     name: str
     role: Role
     identity: str
+    host: str = ""
 
     def require(self, role: Role) -> None:
         if not self.role.covers(role):
@@ -75,7 +77,7 @@ class Authenticator:
 
     def principal(self, token: Token | None) -> Principal:
         if token is not None:
-            return Principal(f"token {token.name}", token.role, token.digest)
+            return Principal(f"token {token.name}", token.role, token.digest, token.host)
         if self._is_required:
             raise Unauthorized(f"this request needs a token; {EXPECTED}")
         return LOCAL_OPERATOR

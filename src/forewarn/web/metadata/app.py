@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Set
 from functools import partial
 from typing import Any, NamedTuple
 
+from forewarn.auth.tokens import Tokens
 from forewarn.config import Config, Identify, NotBeforeFormat
 from forewarn.core.command import Approve
 from forewarn.core.lifecycle import is_enabled
@@ -71,7 +72,13 @@ def make_reply(
 class Metadata:
     """`counts` has the responses by kind and status, `waiting` the long polls in progress."""
 
-    def __init__(self, engine: Engine, config: Config, proxy_key: bytes = b"") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        config: Config,
+        proxy_key: bytes = b"",
+        tokens: Tokens | None = None,
+    ) -> None:
         if Identify.PROXY in config.identify and not proxy_key:
             raise Invalid(
                 "--identify proxy needs a key to check signatures with, but the key is empty",
@@ -80,6 +87,7 @@ class Metadata:
         self._engine = engine
         self._config = config
         self._proxy_key = proxy_key
+        self._tokens = tokens
         rate = config.requests_per_second
         self._requests = TokenBucket(rate) if rate else None
         self._is_stopping = False
@@ -147,7 +155,8 @@ class Metadata:
         raise NotFound("Not found. There is nothing at this path")
 
     def _identify(self, request: MetadataRequest) -> ClientIdentity:
-        return identify(request, self._engine.board, self._config, self._proxy_key)
+        board = self._engine.board
+        return identify(request, board, self._config, self._proxy_key, self._tokens)
 
     async def _document(
         self, request: MetadataRequest, client: ClientIdentity, receive: Receive

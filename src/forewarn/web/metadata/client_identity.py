@@ -1,12 +1,15 @@
-"""Which VM sends a request: by its address, by a trusted proxy's signature, or by the path.
+"""Which VM sends a request: by its address, by a signature, or by the path.
 
-The protocol has no credentials, so a VM is identified by where its requests come from. Each way
-must be enabled. The path is for the lab: any client may name any VM.
+The protocol has no credentials, so a VM is identified by where its requests come from. Host
+daemons sign for the VMs of their own host, by their token of the role `host`. Each other way must
+be enabled. The path is for the lab: any client may name any VM.
 """
 
 import hmac
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from forewarn.auth.tokens import Tokens
 from forewarn.config import Config, Identify
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.errors import Forbidden, Invalid
@@ -14,6 +17,8 @@ from forewarn.web.metadata.request import MetadataRequest
 
 ID, SIGNATURE = b"x-instance-id", b"x-instance-id-signature"
 """The headers of OpenStack's metadata proxy; the signature is the HMAC-SHA256 of the id, in hex."""
+HOST = b"x-forewarn-host"
+"""Where a host daemon signs: the name of its token, whose digest is the key."""
 
 
 class ClientIdentity(NamedTuple):
@@ -23,12 +28,51 @@ class ClientIdentity(NamedTuple):
     place: PublishedScope
 
 
+class HostSignature(NamedTuple):
+    """A host daemon's statement that the VM with this id sends the request."""
+
+    token: str
+    id: str
+    signature: bytes
+
+
+def read_host_signature(headers: Mapping[bytes, bytes]) -> HostSignature | None:
+    """None if no host daemon has signed. A repeated header was joined, so it is not valid."""
+    if HOST not in headers:
+        return None
+    name, vm_id = (headers.get(each, b"").decode("latin-1") for each in (HOST, ID))
+    return HostSignature(name, vm_id, headers.get(SIGNATURE, b""))
+
+
+def find_signed_vm(signed: HostSignature, board: Board, tokens: Tokens | None) -> str:
+    """The name of the VM; Forbidden unless it is on the host of the daemon that has signed.
+
+    The token and the VM's host are looked up each time: a token may be revoked, a VM may move.
+    """
+    token = tokens.find_host_token(signed.token) if tokens is not None else None
+    if token is None:
+        raise Forbidden(f"Forbidden. {signed.token!r} is not a valid token of a host daemon")
+    if not _is_signature(signed.signature, signed.id.encode("latin-1"), token.digest.encode()):
+        raise Forbidden("Forbidden. The signature does not match the instance id")
+    name = _find_id(signed.id, board)
+    if name not in board.hosts.get(token.host, ()):
+        raise Forbidden(f"Forbidden. {signed.id} is not a VM on host {token.host}")
+    return name
+
+
 def identify(
-    request: MetadataRequest, board: Board, config: Config, proxy_key: bytes
+    request: MetadataRequest,
+    board: Board,
+    config: Config,
+    proxy_key: bytes,
+    tokens: Tokens | None = None,
 ) -> ClientIdentity:
     """Forbidden if the client is not a VM of this fleet, or its signature is wrong."""
     is_signed = ID in request.headers or SIGNATURE in request.headers
-    if is_signed and Identify.PROXY in config.identify and not request.vm:
+    by_host = read_host_signature(request.headers)
+    if by_host is not None:
+        name = find_signed_vm(by_host, board, tokens)
+    elif is_signed and Identify.PROXY in config.identify and not request.vm:
         name = _verify(request, board, proxy_key)
     else:
         # The origin of a forwarded request is unknown (protocol 3); only a signing proxy may
@@ -51,10 +95,19 @@ def _verify(request: MetadataRequest, board: Board, key: bytes) -> str:
     A repeated header was joined, so its signature does not match.
     """
     value = request.headers.get(ID, b"")
-    signature = hmac.digest(key, value, "sha256").hex().encode()
-    if not hmac.compare_digest(signature, request.headers.get(SIGNATURE, b"").lower()):
+    if not _is_signature(request.headers.get(SIGNATURE, b""), value, key):
         raise Forbidden("Forbidden. The signature does not match the instance id")
     name = value.decode("latin-1")
-    if name.lower() in board.shared_ids:
-        raise Forbidden(f"Forbidden. Several VMs have the id {name}")
-    return board.ids.get(name.lower(), name)
+    return _find_id(name, board) or name
+
+
+def _is_signature(signature: bytes, value: bytes, key: bytes) -> bool:
+    expected = hmac.digest(key, value, "sha256").hex().encode()
+    return hmac.compare_digest(expected, signature.lower())
+
+
+def _find_id(vm_id: str, board: Board) -> str:
+    """The name of the VM with this id; empty if there is none."""
+    if vm_id.lower() in board.shared_ids:
+        raise Forbidden(f"Forbidden. Several VMs have the id {vm_id}")
+    return board.ids.get(vm_id.lower(), "")

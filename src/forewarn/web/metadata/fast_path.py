@@ -24,11 +24,12 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
+from forewarn.auth.tokens import Tokens
 from forewarn.config import Config, Identify, NotBeforeFormat
 from forewarn.core.fleet import Scope
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.engine import Engine
-from forewarn.errors import Error
+from forewarn.errors import Error, Forbidden
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import Connection, ConnectionPolicy
 from forewarn.web.http.message import (
@@ -42,7 +43,13 @@ from forewarn.web.http.message import (
 )
 from forewarn.web.http_status import metadata_body
 from forewarn.web.metadata import request as requests
-from forewarn.web.metadata.client_identity import ID, SIGNATURE
+from forewarn.web.metadata.client_identity import (
+    ID,
+    SIGNATURE,
+    HostSignature,
+    find_signed_vm,
+    read_host_signature,
+)
 from forewarn.web.metadata.request import MetadataRequest
 from forewarn.wire import document
 from forewarn.wire.versions import Version
@@ -61,6 +68,9 @@ UNUSUAL_HEADERS = frozenset(
         SIGNATURE,
     )
 )
+UNUSUAL_SIGNED_HEADERS = UNUSUAL_HEADERS - {ID, SIGNATURE}
+"""If a host daemon has signed."""
+RELAYS_MAX = 4096
 _CLOSE = encode_headers([CLOSE])
 _INCARNATION = re.compile(r"[1-9][0-9]{0,17}")
 
@@ -88,7 +98,7 @@ def etag(scope: Scope) -> Header:
 class ParsedPoll:
     """`vm` is empty where the address identifies it; `known` are incarnations the client has.
 
-    `request` has its bytes, once they are remembered.
+    `request` has its bytes, once they are remembered. `signed` is what a host daemon has added.
     """
 
     vm: str
@@ -97,22 +107,28 @@ class ParsedPoll:
     is_last: bool
     wait_seconds: int = 0
     request: bytes = b""
+    signed: HostSignature | None = None
 
 
 class Polls(ConnectionPolicy):
     """What all connections of the metadata listener share.
 
     `parsed` holds the remembered polls by their bytes. `now` is the engine's time in seconds, read
-    once a second. `waiting` counts the long polls in progress.
+    once a second. `waiting` counts the long polls in progress. `relays` are the addresses of host
+    daemons, which have signed a poll.
     """
 
-    def __init__(self, engine: Engine, config: Config, limits: Limits) -> None:
+    def __init__(
+        self, engine: Engine, config: Config, limits: Limits, tokens: Tokens | None = None
+    ) -> None:
         super().__init__(limits, metadata_body, engine.throttled_log)
         self.parsed: dict[bytes, ParsedPoll] = {}
+        self.relays: set[str] = set()
         self.board = engine.board
         self.ok = self.unchanged = b""
         self.documents_count = self.unchanged_count = self.waiting = 0
         self.now = engine.clock.now().timestamp()
+        self._tokens = tokens
         self._clock = engine.clock
         self._config = config
         self._is_iso = config.not_before_format is NotBeforeFormat.DOCUMENTED
@@ -120,7 +136,8 @@ class Polls(ConnectionPolicy):
 
     def is_unknown(self, address: str) -> bool:
         """Where VMs are identified by address alone, other addresses can only be refused."""
-        return self._is_by_address and address not in self.board.addresses
+        is_vm = address in self.board.addresses
+        return self._is_by_address and not is_vm and address not in self.relays
 
     def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
         self.connections: set[Any] = arguments["server_state"].connections
@@ -136,7 +153,15 @@ class Polls(ConnectionPolicy):
     def find(self, poll: ParsedPoll, address: str) -> PublishedScope | None:
         """The scope of the client; None if it is unknown."""
         board = self.board
-        return board.vms.get(poll.vm or board.addresses.get(address, ""))
+        if poll.signed is None:
+            return board.vms.get(poll.vm or board.addresses.get(address, ""))
+        try:
+            place = board.vms.get(find_signed_vm(poll.signed, board, self._tokens))
+        except Forbidden:
+            return None  # the application refuses it
+        if address not in self.relays and len(self.relays) < RELAYS_MAX:
+            self.relays.add(address)
+        return place
 
     def respond(self, poll: ParsedPoll, address: str) -> bytes | None:
         """The whole response; empty if a long poll has to wait for it.
@@ -169,7 +194,9 @@ class Polls(ConnectionPolicy):
         """
         joined = requests.join(headers)
         path, _, query = url.partition(b"?")
-        is_unusual = not path.isascii() or b"%" in path or not UNUSUAL_HEADERS.isdisjoint(joined)
+        signed = read_host_signature(joined)
+        unusual = UNUSUAL_HEADERS if signed is None else UNUSUAL_SIGNED_HEADERS
+        is_unusual = not path.isascii() or b"%" in path or not unusual.isdisjoint(joined)
         if is_unusual or self._config.requests_per_second:
             return None
         vm, rest = "", path.decode()
@@ -177,7 +204,7 @@ class Polls(ConnectionPolicy):
             vm, rest = requests.split(rest)
         if requests.normalize(rest) != requests.EVENTS:
             return None
-        if not vm and Identify.ADDRESS not in self._config.identify:
+        if not vm and not signed and Identify.ADDRESS not in self._config.identify:
             return None
         request = MetadataRequest("GET", vm, rest, query, joined, "")
         try:
@@ -189,7 +216,7 @@ class Polls(ConnectionPolicy):
         seconds = requests.wait_seconds(request, self._config)
         if "*" in tags or (b"prefer" in joined and not (seconds and known)):
             return None
-        return ParsedPoll(vm, version, known, is_last, seconds)
+        return ParsedPoll(vm, version, known, is_last, seconds, signed=signed)
 
     def remember(self, data: bytes, poll: ParsedPoll) -> None:
         if len(self.parsed) >= POLLS_MAX:

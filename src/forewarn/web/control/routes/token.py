@@ -13,6 +13,7 @@ from litestar.status_codes import HTTP_200_OK, HTTP_201_CREATED
 from forewarn.auth.tokens import Role, Token
 from forewarn.duration import parse_duration
 from forewarn.errors import Invalid, Refused, UnknownToken
+from forewarn.fleetfile import schema
 from forewarn.web.control.dependencies import Call, Name
 from forewarn.web.control.views import view
 from forewarn.web.service import Service
@@ -21,13 +22,17 @@ SECRET_BYTES = 32
 
 
 class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Name, role and lifetime (`30d`, `12h`, null for no end) of a token."""
+    """Name, role and lifetime (`30d`, `12h`, null for no end) of a token.
+
+    `host` is for the role `host`: the only host that its daemon may act for.
+    """
 
     name: Annotated[str, msgspec.Meta(description="1 to 63 of a-z, 0-9 and -")]
-    role: Literal["viewer", "operator", "admin"]
+    role: Literal["viewer", "operator", "admin", "host"]
     expires: Annotated[
         str | None, msgspec.Meta(description="a duration such as 90d or 12h; null for never")
     ] = None
+    host: schema.Name | None = None
 
 
 class TokenView(msgspec.Struct, frozen=True):
@@ -38,6 +43,7 @@ class TokenView(msgspec.Struct, frozen=True):
     created_at: datetime
     expires_at: datetime | None
     is_expired: bool
+    host: str
 
 
 class CreatedToken(msgspec.Struct, frozen=True):
@@ -87,7 +93,12 @@ async def create_token(service: Service, new: NewToken, *, by: str) -> CreatedTo
         raise Invalid(f"body.expires: {error}", field="expires") from error
     secret = secrets.token_hex(SECRET_BYTES)
     token, text = await service.tokens.create(
-        new.name, Role(new.role), secret=secret, by=by, expires_in=expires_in
+        new.name,
+        Role(new.role),
+        secret=secret,
+        by=by,
+        expires_in=expires_in,
+        host=new.host or "",
     )
     return CreatedToken(token_view(service, token), text)
 

@@ -275,7 +275,28 @@ def test_revoked_token_is_rejected_at_once() -> None:
         (
             {"name": "ci", "role": "owner"},
             400,
-            "body.role: expected one of admin, operator, viewer, got 'owner'",
+            "body.role: expected one of admin, host, operator, viewer, got 'owner'",
+        ),
+        (
+            {"name": "kvm-1", "role": "host"},
+            400,
+            (
+                "host: expected the name of a host for the role host, and none for other roles;"
+                " got role host with no host"
+            ),
+        ),
+        (
+            {"name": "ci", "role": "admin", "host": "host-a"},
+            400,
+            (
+                "host: expected the name of a host for the role host, and none for other roles;"
+                " got role admin with host host-a"
+            ),
+        ),
+        (
+            {"name": "kvm-1", "role": "host", "host": "../host-a"},
+            400,
+            "body.host: expected a name of 1 to 128 letters",
         ),
         (
             {"name": "ci", "role": "viewer", "expires": "soon"},
@@ -305,6 +326,44 @@ def test_invalid_token_request_is_rejected(body: dict[str, str], status: int, me
         refused = await world.error("POST", "/api/v1/tokens", json=body, headers=ADMIN)
         assert refused[0] == status
         assert refused[2].startswith(message)
+
+    main(act)
+
+
+def test_token_of_a_host_cannot_read_or_change_anything_else() -> None:
+    """A stolen one must be of no use beyond its host: every route of the API, one by one."""
+
+    async def act(world: World) -> None:
+        await with_admin(world)
+        stolen = await token(world, "kvm-a", "host", host="host-a")
+        described = await world.json("GET", "/api/openapi.json")
+        for path, item in described["paths"].items():
+            for verb, operation in item.items():
+                if operation["security"] == [] or operation["x-role"] == "host":
+                    continue
+                where = path.replace("{host}", "host-a").replace("{", "").replace("}", "")
+                response = await world.request(verb.upper(), where, headers=stolen)
+                assert response.status_code == 403, f"{verb} {path}"
+                assert response.json()["message"].startswith(
+                    "token kvm-a has the role host; this needs the role "
+                ), f"{verb} {path}"
+
+    main(act)
+
+
+def test_token_of_a_host_is_listed_with_its_host() -> None:
+    async def act(world: World) -> None:
+        await with_admin(world)
+        await token(world, "kvm-a", "host", host="host-a")
+        listed = await world.json("GET", "/api/v1/tokens", headers=ADMIN)
+        assert {one["name"]: (one["role"], one["host"]) for one in listed["tokens"]} == {
+            "kvm-a": ("host", "host-a"),
+            "root": ("admin", ""),
+        }
+        created = [e for e in await entries_of(world.service.engine.store) if e.host]
+        assert [(e.what, e.detail, e.host) for e in created] == [
+            ("token-created", "kvm-a (host)", "host-a")
+        ]
 
     main(act)
 
