@@ -5,7 +5,6 @@ Exit codes as in docs/cli.md.
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +15,13 @@ from forewarn.agent import daemon, settings
 from forewarn.agent.participant_socket import request_status
 from forewarn.agent.status import to_text
 from forewarn.client import EndpointError
+from forewarn.error_report import FAILED, run_command
 from forewarn.errors import Error, Invalid, NotFound, Unavailable
 
 CONFIG = Path("/etc/forewarn-agent.toml")
 SOCKET = Path("/run/forewarn-agent/socket")
 
-OK, FAILED, USAGE, NOT_FOUND, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+USAGE, NOT_FOUND, UNREACHABLE = 2, 3, 4
 EXIT_CODES: dict[type[Error], int] = {
     Invalid: USAGE,
     NotFound: NOT_FOUND,
@@ -33,21 +33,12 @@ EXIT_CODES: dict[type[Error], int] = {
 def main(arguments: Sequence[str] | None = None, *, program: str = "forewarn-agent") -> int:
     """Run a command and return its exit code. An expected error is one line on standard error."""
     options = make_parser(program).parse_args(arguments)
-    try:
-        COMMANDS[options.command](options)
-        sys.stdout.flush()
-    except Error as error:
-        codes = (code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
-        return _report(program, error.message, next(codes, FAILED))
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Python would report the broken pipe once more when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except Exception as error:  # around every command; the daemon has logged the traceback
-        return _report(program, f"a bug in Forewarn: {type(error).__name__}: {error}", FAILED)
-    return OK
+    return run_command(program, lambda: COMMANDS[options.command](options), exit_of)
+
+
+def exit_of(error: Error) -> int:
+    codes = (code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+    return next(codes, FAILED)
 
 
 class AgentParser(argparse.ArgumentParser):
@@ -103,12 +94,6 @@ def _check(options: argparse.Namespace) -> None:
 
 
 COMMANDS = {"run": _run, "status": _status, "check": _check}
-
-
-def _report(program: str, message: str, code: int) -> int:
-    """One line, even if the message has several."""
-    print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

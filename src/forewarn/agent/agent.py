@@ -6,7 +6,7 @@ document has no thread.
 """
 
 import threading
-from dataclasses import fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from datetime import UTC, datetime
 
 from forewarn.agent.approver import Approver
@@ -46,6 +46,7 @@ CLOCK = ClientClock()
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
+@dataclass(eq=False)
 class Agent:
     """One agent of one VM, run once. `reload` and `status` may be called from any thread.
 
@@ -53,33 +54,27 @@ class Agent:
     was rejected.
     """
 
-    def __init__(
-        self,
-        settings: AgentSettings,
-        client: Client,
-        journal: Journal,
-        *,
-        programs: LocalPrograms | None = None,
-        clock: ClientClock = CLOCK,
-        is_dry_run: bool = False,
-        is_once: bool = False,
-        retry_seconds: float = RETRY_SECONDS,
-    ) -> None:
+    settings: AgentSettings
+    client: Client
+    journal: Journal
+    _: KW_ONLY
+    programs: LocalPrograms | None = None
+    clock: ClientClock = CLOCK
+    is_dry_run: bool = False
+    is_once: bool = False
+    retry_seconds: float = RETRY_SECONDS
+
+    def __post_init__(self) -> None:
         self.config_error = ""
-        self._settings = settings
-        self._client = client
-        self._is_dry_run = is_dry_run
-        self._is_once = is_once
-        self._retry_seconds = retry_seconds
         self._context = AgentContext(
-            settings.name,
-            journal,
-            programs or LocalPrograms(),
-            clock,
+            self.settings.name,
+            self.journal,
+            self.programs or LocalPrograms(),
+            self.clock,
             Counters(),
-            wait_for_others=not is_once,
+            wait_for_others=not self.is_once,
         )
-        self._health = EndpointHealth(clock, self._context.counters)
+        self._health = EndpointHealth(self.clock, self._context.counters)
         self._workflows: dict[str, Workflow] = {}
         self._workers: dict[str, threading.Thread] = {}
         self._approved: set[str] = set()
@@ -97,17 +92,17 @@ class Agent:
         if stop.is_set():
             return
         watcher = Watcher(
-            [] if self._is_dry_run else self._resume(),
+            [] if self.is_dry_run else self._resume(),
             approved=self._approved,
-            looks_min=1 if self._is_once else LOOKS_MIN,
+            looks_min=1 if self.is_once else LOOKS_MIN,
         )
         approver = threading.Thread(
             target=self._run_approver, args=(stop, watcher), name="forewarn-approve", daemon=True
         )
         approver.start()
         try:
-            if self._is_once:
-                self._read(self._client.document(), watcher)
+            if self.is_once:
+                self._read(self.client.document(), watcher)
                 self._finish_due_work(stop)
             else:
                 self._follow(stop, watcher)
@@ -119,8 +114,8 @@ class Agent:
         """New rules apply to events that appear from now on. Current events keep their rule, but
         are not approved if it now holds them or no longer exists. Other settings need a restart.
         """
-        old = self._settings
-        self._settings = replace(old, rules=settings.rules, hooks=settings.hooks)
+        old = self.settings
+        self.settings = replace(old, rules=settings.rules, hooks=settings.hooks)
         self.config_error = ""
         log.info("rules loaded", rules=len(settings.rules))
         changed = [
@@ -133,7 +128,7 @@ class Agent:
             log.warning("these settings need a restart", settings=", ".join(changed))
 
     def status(self) -> AgentStatus:
-        settings, health = self._settings, self._health
+        settings, health = self.settings, self._health
         with self._lock:
             workflows = [self._workflows[key] for key in sorted(self._workflows)]
         return AgentStatus(
@@ -156,9 +151,9 @@ class Agent:
         failures = 0
         while not (self._context.vm or stop.is_set()):
             try:
-                self._context = replace(self._context, vm=self._client.name())
+                self._context = replace(self._context, vm=self.client.name())
             except EndpointError as error:
-                if self._is_once:
+                if self.is_once:
                     raise
                 if stop.is_set():
                     return
@@ -171,7 +166,7 @@ class Agent:
 
         Each waits until a document shows its event, or shows that it is over.
         """
-        rules = {rule.name: rule for rule in self._settings.rules}
+        rules = {rule.name: rule for rule in self.settings.rules}
         progresses = self._context.journal.progress
         for key, progress in progresses.items():
             if EntryKind.APPROVING in progress.marks:
@@ -188,10 +183,10 @@ class Agent:
         return [progress.event for progress in progresses.values() if not progress.is_finished]
 
     def _follow(self, stop: threading.Event, watcher: Watcher) -> None:
-        results = self._client.documents(
+        results = self.client.documents(
             stop=stop,
-            wait_seconds=self._settings.wait_seconds,
-            period_seconds=self._settings.poll_seconds,
+            wait_seconds=self.settings.wait_seconds,
+            period_seconds=self.settings.poll_seconds,
             may_wait=lambda: not watcher.is_in_doubt,
         )
         for result in results:
@@ -242,11 +237,11 @@ class Agent:
             log.warning("event has an unknown status", event=event.key, status=event.status)
             return
         lead_seconds = seconds_to_not_before(event, context.clock.now())
-        rule = first_match(self._settings.rules, event, vm=context.vm, lead_seconds=lead_seconds)
+        rule = first_match(self.settings.rules, event, vm=context.vm, lead_seconds=lead_seconds)
         context.counters.add("events", matched="no" if rule is None else "yes")
         if rule is None:
             log.info("no rule matches this event", event=event.key, type=event.type)
-        elif self._is_dry_run:
+        elif self.is_dry_run:
             _log_dry_run(event, rule)
         else:
             workflow = Workflow(rule, event, context)
@@ -291,23 +286,23 @@ class Agent:
                     workflow.run()
                 except Exception as error:
                     self._log_failure(error)
-                    workflow.pause(self._retry_seconds)
+                    workflow.pause(self.retry_seconds)
         finally:
             with self._lock:
                 del self._workers[workflow.event.key]
             self._start_workers()
 
     def _run_approver(self, stop: threading.Event, watcher: Watcher) -> None:
-        approver = Approver(self._context, self._client, self._approved)
+        approver = Approver(self._context, self.client, self._approved)
         is_waiting = False
         while not stop.is_set():
-            self._wake.wait(self._retry_seconds if is_waiting else IDLE_SECONDS)
+            self._wake.wait(self.retry_seconds if is_waiting else IDLE_SECONDS)
             self._wake.clear()
             with self._lock:
                 workflows = list(self._workflows.values())
             document = None if watcher.is_in_doubt else self._health.document
             try:
-                is_waiting = approver.turn(workflows, document, self._settings.rules)
+                is_waiting = approver.turn(workflows, document, self.settings.rules)
             except Exception as error:
                 self._log_failure(error)
                 is_waiting = True
@@ -370,19 +365,19 @@ def _log_dry_run(event: Event, rule: Rule) -> None:
     log.info(message, event=event.key, rule=rule.name, steps="; ".join(steps), approve=approve)
 
 
+@dataclass(eq=False)
 class EndpointHealth:
     """How the endpoint responds. `document` is the last one, and None after an error."""
 
-    def __init__(self, clock: ClientClock, counters: Counters) -> None:
-        self._clock = clock
-        self._counters = counters
-        self.document: Document | None = None
-        self.last_contact: datetime | None = None
-        self.errors = 0
-        self.last_error = ""
+    clock: ClientClock
+    counters: Counters
+    document: Document | None = None
+    last_contact: datetime | None = None
+    errors: int = 0
+    last_error: str = ""
 
     def succeeded(self, document: Document) -> None:
-        self.document, self.last_contact = document, self._clock.now()
+        self.document, self.last_contact = document, self.clock.now()
         if self.last_error:
             log.info("endpoint responds again")
         self.last_error = ""
@@ -391,7 +386,7 @@ class EndpointHealth:
         """A repeated error is counted, not logged again."""
         self.document = None
         self.errors += 1
-        self._counters.add("endpoint_problems")
+        self.counters.add("endpoint_problems")
         if error.message != self.last_error:
             log.warning("endpoint failed", problem=error.message)
         self.last_error = error.message

@@ -51,19 +51,14 @@ def run(options: Options) -> None:
         Daemon(options, os.environ, Notifier(os.environ, pid=os.getpid())).run()
 
 
+@dataclass(eq=False)
 class Daemon:
-    def __init__(
-        self,
-        options: Options,
-        environ: Mapping[str, str],
-        notifier: Notifier,
-        *,
-        make_agent: Callable[..., Agent] = Agent,
-    ) -> None:
-        self._options = options
-        self._make_agent = make_agent
-        self._environ = environ
-        self._notifier = notifier
+    options: Options
+    environ: Mapping[str, str]
+    notifier: Notifier
+    make_agent: Callable[..., Agent] = Agent
+
+    def __post_init__(self) -> None:
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._error: Exception | None = None
@@ -89,7 +84,7 @@ class Daemon:
         the real ones.
         """
         self._handle_signals(stack)
-        settings, options = self._load(), self._options
+        settings, options = self._load(), self.options
         journal_path, socket, listen = settings.journal, settings.socket, settings.listen
         if options.is_dry_run:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="forewarn-agent-"))
@@ -106,7 +101,7 @@ class Daemon:
                 lambda: to_json(self._agent.status()),
                 resumed=_events_in_prepare(journal),
             )
-        self._agent = self._make_agent(
+        self._agent = self.make_agent(
             settings,
             self._client,
             journal,
@@ -123,9 +118,9 @@ class Daemon:
 
     def _load(self) -> AgentSettings:
         """The file, with the endpoint that is actually used."""
-        settings = load(self._options.config)
-        endpoint = self._options.endpoint or settings.endpoint
-        return replace(settings, endpoint=discover(self._environ, endpoint=endpoint))
+        settings = load(self.options.config)
+        endpoint = self.options.endpoint or settings.endpoint
+        return replace(settings, endpoint=discover(self.environ, endpoint=endpoint))
 
     def _open_port(self, listen: str, stack: ExitStack) -> None:
         from forewarn.agent.status_http import StatusPort  # costs memory, so only where it is used
@@ -143,16 +138,16 @@ class Daemon:
         worker = threading.Thread(target=self._run_agent, name="forewarn-agent", daemon=True)
         worker.start()
         log.info("agent ready", endpoint=settings.endpoint, rules=len(settings.rules))
-        self._notifier.ready("watching")
+        self.notifier.ready("watching")
         pulse = Pulse(quiet_seconds_max(settings) + RETRY_AFTER_SECONDS_MAX, time.monotonic())
         while (received := self._next_signal()) not in (*STOP_SIGNALS, AGENT_ENDED):
             if received is not None:
                 self._reload()
             status = self._agent.status()
             if pulse.is_there((status.last_contact, status.problems), time.monotonic()):
-                self._notifier.feed()
-            self._notifier.status(to_line(status))
-        self._notifier.stopping("stopping steps")
+                self.notifier.feed()
+            self.notifier.status(to_line(status))
+        self.notifier.stopping("stopping steps")
         self._stop.set()
         self._client.close()
         worker.join()
@@ -160,7 +155,7 @@ class Daemon:
 
     def _next_signal(self) -> int | None:
         """None when it is time to feed the watchdog."""
-        seconds = min(self._notifier.feed_seconds or STATUS_SECONDS, STATUS_SECONDS)
+        seconds = min(self.notifier.feed_seconds or STATUS_SECONDS, STATUS_SECONDS)
         try:
             return self._signals.get(timeout=seconds)
         except queue.Empty:
@@ -176,7 +171,7 @@ class Daemon:
 
     def _reload(self) -> None:
         """An invalid file is logged, and the agent keeps its current rules."""
-        self._notifier.reloading()
+        self.notifier.reloading()
         try:
             self._agent.reload(self._load())
         except Exception as error:
@@ -185,7 +180,7 @@ class Daemon:
             self._agent.config_error = message[:MESSAGE_LENGTH_MAX]
             message = "config rejected, keeping previous rules"
             log.error(message, problem=self._agent.config_error, exc_info=bug)
-        self._notifier.ready(to_line(self._agent.status()))
+        self.notifier.ready(to_line(self._agent.status()))
 
 
 def _events_in_prepare(journal: Journal) -> frozenset[str]:

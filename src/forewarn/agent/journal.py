@@ -34,10 +34,8 @@ from forewarn.log import log
 GROWTH_BYTES_MAX = 1024 * 1024
 
 
-class JournalLost(Unavailable):
+class JournalLost(Unavailable, code="journal_lost"):
     """The journal cannot be written, so the agent must not act."""
-
-    code = "journal_lost"
 
 
 class Journal:

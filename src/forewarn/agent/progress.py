@@ -13,6 +13,7 @@ from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 
 TEXT_BYTES_MAX = 4096
+EVENT_TEXTS = ("id", "type", "status", "source", "resource_type", "description")
 
 Facts = Mapping[str, Any]
 StepKey = tuple[WorkflowPhase, int]
@@ -171,15 +172,11 @@ def parse_event(value: Any) -> Event:
         not_before = datetime.fromisoformat(not_before)
         if not_before.tzinfo is None:
             raise ValueError(f"not_before is {not_before}; expected a time zone")
+    texts: dict[str, Any] = {name: str(value[name]) for name in EVENT_TEXTS}
     event = Event(
-        id=str(value["id"]),
-        type=str(value["type"]),
-        status=str(value["status"]),
-        source=str(value["source"]),
+        **texts,
         resources=tuple(map(str, value["resources"])),
-        resource_type=str(value["resource_type"]),
         not_before=not_before,
         duration_seconds=int(value["duration_seconds"]),
-        description=str(value["description"]),
     )
     return for_journal(event)

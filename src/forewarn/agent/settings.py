@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from forewarn.agent.config_reader import (
     Key,
@@ -19,6 +19,7 @@ from forewarn.agent.config_reader import (
 )
 from forewarn.agent.rules import PlannedStep, Rule
 from forewarn.agent.steps import make_step
+from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client.backoff import PERIOD_SECONDS
 from forewarn.client.http1 import Endpoint
 from forewarn.client.protocol import API_VERSION, DEFAULT_ENDPOINT
@@ -136,13 +137,9 @@ def _add_hooks(settings: AgentSettings) -> AgentSettings:
     if settings.hooks is None:
         return settings
     hooks = PlannedStep(make_step("hooks", str(settings.hooks), "hooks"))
-    rules = (
-        replace(
-            rule,
-            prepare=(*rule.prepare, hooks),
-            start=(*rule.start, hooks),
-            recover=(*rule.recover, hooks),
-        )
-        for rule in settings.rules
-    )
-    return replace(settings, rules=tuple(rules))
+
+    def extend(rule: Rule) -> Rule:
+        steps: dict[str, Any] = {phase: (*rule.steps(phase), hooks) for phase in WorkflowPhase}
+        return replace(rule, **steps)
+
+    return replace(settings, rules=tuple(map(extend, settings.rules)))

@@ -1,16 +1,15 @@
-"""`forewarn`: the entry point, and the one place where errors become a line on stderr and an exit
-code.
+"""`forewarn`: the entry point.
 
 `forewarn agent` and `forewarn conform` run on a bare `pip install forewarn`, so this module does
 not import typer. All other commands are in `app.py`.
 """
 
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 
-from forewarn.cli.exit_codes import Exit, exit_of
+from forewarn.cli.exit_codes import exit_of
+from forewarn.error_report import run_command
 from forewarn.errors import Error
 
 
@@ -19,21 +18,8 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code. Users never see a traceback."""
-    try:
-        code = _dispatch(arguments)
-        sys.stdout.flush()
-    except Error as error:
-        return _fail(error.message, exit_of(error))
-    except KeyboardInterrupt:
-        return Exit.INTERRUPTED
-    except BrokenPipeError:
-        # The reader has gone. Without this, Python reports it again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.REFUSED
-    except Exception as bug:  # the last line of defence, around every command
-        return _fail(f"this is a bug in Forewarn: {type(bug).__name__}: {bug}", Exit.REFUSED)
-    return code
+    """Run a command and return its exit code."""
+    return run_command("forewarn", lambda: _dispatch(arguments), exit_of)
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
@@ -54,8 +40,3 @@ def _dispatch(arguments: Sequence[str]) -> int:
         "this command needs pip install 'forewarn[cli]'; "
         "without it there are `forewarn agent` and `forewarn conform`"
     )
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"forewarn: {' '.join(message.split())}", file=sys.stderr)  # always one line
-    return code

@@ -13,30 +13,28 @@ Error                           (forewarn.errors)
 from forewarn.errors import Error
 
 
-class EndpointError(Error):
-    code = "endpoint_problem"
+class EndpointError(Error, code="endpoint_problem"):
+    """A request to the endpoint failed."""
 
 
-class ConnectionFailed(EndpointError):
-    code = "no_answer"
+class ConnectionFailed(EndpointError, code="no_answer"):
+    """Cannot connect, connection lost, or timeout."""
 
 
-class InvalidResponse(EndpointError):
-    code = "bad_answer"
+class InvalidResponse(EndpointError, code="bad_answer"):
+    """Not HTTP, cut off, too large, or of an unexpected kind."""
 
 
-class InvalidDocument(InvalidResponse):
-    code = "bad_document"
+class InvalidDocument(InvalidResponse, code="bad_document"):
+    """Complete, but not a document we understand."""
 
 
-class RedirectRefused(InvalidResponse):
-    code = "redirected"
+class RedirectRefused(InvalidResponse, code="redirected"):
+    """The protocol has no redirects, and the target is not our endpoint."""
 
 
-class HttpError(EndpointError):
+class HttpError(EndpointError, code="declined"):
     """`retry_after_seconds` is None if the endpoint sent no valid Retry-After."""
-
-    code = "declined"
 
     def __init__(
         self, message: str, *, status: int, retry_after_seconds: float | None = None
@@ -46,8 +44,8 @@ class HttpError(EndpointError):
         self.retry_after_seconds = retry_after_seconds
 
 
-class RetryableError(HttpError):
-    code = "try_later"
+class RetryableError(HttpError, code="try_later"):
+    """Expected to pass."""
 
 
 def brief(value: object) -> str:

@@ -32,10 +32,8 @@ class WorkflowPhase(StrEnum):
     RECOVER = "recover"
 
 
-class StepFailed(Error):
+class StepFailed(Error, code="step_failed"):
     """The step did not do its job."""
-
-    code = "step_failed"
 
 
 @dataclass(frozen=True, slots=True)
