@@ -396,6 +396,7 @@ def test_zipapp_is_reproducible_and_holds_only_the_guest(tmp_path: Path) -> None
     assert first.read_bytes() == second.read_bytes()
     assert {name.split("/")[1] for name in names if "/" in name} == {
         "__init__.py",
+        "error_report.py",
         "errors.py",
         "log.py",
         "systemd.py",
