@@ -323,3 +323,16 @@ def test_pipelined_requests_get_the_responses_of_single_ones(
                 client.send(stream[start:end])
                 time.sleep(chance.choice((0, 0.001)))
             assert [client.response().undated for _ in data] == [alone[kind] for kind in data]
+
+
+def test_poll_from_an_address_that_two_vms_have_is_forbidden_at_once() -> None:
+    """Also on a connection whose polls came the quick way until now."""
+    with World(Config(identify=(Identify.ADDRESS,))) as world, world.connect() as client:
+        for _ in range(2):
+            client.send(POLL)
+            assert client.response().status == 200
+        world.enrol("twin", Vm(name="twin", address="127.0.0.1", host="host-b"))
+        client.send(POLL)
+        response = client.response()
+        assert response.status == 403
+        assert b"Several VMs have the address 127.0.0.1; expected forewarn hostd" in response.body

@@ -66,12 +66,12 @@ class Board:
         self.revision = 0
         self.scopes: dict[str, PublishedScope] = {}
         self.vms: dict[str, PublishedScope] = {}
-        self.addresses: dict[str, str] = {}
-        self.ids: dict[str, str] = {}
-        self.shared_ids: dict[str, set[str]] = {}
-        """VMs with the same id, by id. A fleet file with duplicate ids is refused, but a store may
-        hold an older fleet.
-        """
+        self.addresses = VmKeys()
+        self.shared_addresses = self.addresses.shared
+        """VMs on different hosts may have the same address."""
+        self.ids = VmKeys()
+        self.shared_ids = self.ids.shared
+        """A fleet file with duplicate ids is refused, but a store may hold an older fleet."""
         self.hosts: dict[str, set[str]] = {}
         """The VMs of every host that has any or that the fleet declares."""
         self.events: dict[str, PublishedScope] = {}
@@ -254,9 +254,8 @@ class Board:
             return
         del self.vms[vm.name]
         self.vm_names.remove(vm.name)
-        if self.addresses.get(vm.address) == vm.name:
-            del self.addresses[vm.address]
-        self._remove_id(vm)
+        self.addresses.release(vm.address, vm.name)
+        self.ids.release(vm.id, vm.name)
         if vm.host:
             self.hosts[vm.host].discard(vm.name)
             self._remove_host(vm.host)
@@ -271,10 +270,8 @@ class Board:
         if name not in self.vms:
             self.vm_names.add(name)
         self.vms[name] = published
-        if vm.address:
-            self.addresses[vm.address] = name
-        if vm.id and (first := self.ids.setdefault(vm.id, name)) != name:
-            self.shared_ids.setdefault(vm.id, {first}).add(name)
+        self.addresses.assign(vm.address, name)
+        self.ids.assign(vm.id, name)
         if host:
             self._add_host(host).add(name)
 
@@ -292,16 +289,34 @@ class Board:
             del self.hosts[name]
             self.known_hosts.remove(name)
 
-    def _remove_id(self, vm: Vm) -> None:
-        sharing = self.shared_ids.get(vm.id, set()) - {vm.name}
-        if sharing:
-            self.ids[vm.id] = min(sharing)
-            if len(sharing) > 1:
-                self.shared_ids[vm.id] = sharing
-            else:
-                del self.shared_ids[vm.id]
-        elif self.ids.get(vm.id) == vm.name:
-            del self.ids[vm.id]
+
+class VmKeys(dict[str, str]):
+    """The VM that has an address or an id; "" while several have it: they are in `shared`.
+
+    So whoever looks it up finds no VM then, rather than one of them.
+    """
+
+    def __init__(self) -> None:
+        self.shared: dict[str, set[str]] = {}
+
+    def assign(self, key: str, name: str) -> None:
+        first = self.setdefault(key, name) if key else name
+        if first != name:
+            self.shared.setdefault(key, {first}).add(name)
+            self[key] = ""
+
+    def release(self, key: str, name: str) -> None:
+        others = self.holders(key) - {name}
+        self.shared.pop(key, None)
+        if len(others) > 1:
+            self.shared[key] = others
+        elif others:
+            (self[key],) = others
+        else:
+            self.pop(key, None)
+
+    def holders(self, key: str) -> set[str]:
+        return self.shared.get(key) or {self[key]} if key in self else set()
 
 
 class SortedKeys(Sequence[K]):

@@ -235,8 +235,9 @@ class FleetApplier:
             return name in board.vms and board.vms[name].scope.name != scope
 
         for vm in vms:
-            holders = board.addresses.get(vm.address, ""), board.ids.get(vm.id, "")
-            if not any(map(is_elsewhere, (vm.name, *holders))):
+            sharing = (board.addresses.holders(vm.address), board.ids.holders(vm.id))
+            others = [name for names in sharing if vm.name not in names for name in names]
+            if not any(map(is_elsewhere, (vm.name, *others))):
                 yield vm
             elif vm.name in board.vms and not is_elsewhere(vm.name):
                 yield replace(vm, address="", id="")

@@ -203,6 +203,8 @@ def _refuse_duplicates(files: Sequence[SourceText], parts: Sequence[Fleet]) -> N
         owners: dict[str, _Place] = {}
         for value, place in declared:
             key = getattr(value, field).lower()
+            if key and field == "address" and isinstance(value, Vm):
+                key = f"{key} {value.host}"  # networks of different hosts may be separate
             if key and owners.setdefault(key, place) is not place:
                 owner = owners[key].member(field)
                 raise DuplicateValue(place.member(field), f"{what} not used by", owner)

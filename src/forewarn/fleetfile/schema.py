@@ -117,7 +117,7 @@ class InstanceEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class VmEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """One VM. Its name is what Resources shows; names, addresses and ids are unique."""
+    """One VM. Its name is what Resources shows; names and ids are unique, addresses on a host."""
 
     name: Name
     address: Address = msgspec.field(default_factory=str)

@@ -43,13 +43,14 @@ async def inspect(engine: Engine) -> tuple[Counter[str], list[str]]:
 
 
 def _duplicates(engine: Engine) -> Iterator[str]:
-    """A VM is in one scope, and its address and id are its own."""
-    places = defaultdict[tuple[str, str], list[str]](list)
+    """A VM is in one scope, its id is its own, and so is its address on its host."""
+    places = defaultdict[tuple[str, str, str], list[str]](list)
     for published in engine.board.scopes.values():
         for vm in published.scope.vms:
-            for what, name in (("VM", vm.name), ("address", vm.address), ("VM id", vm.id)):
-                places[what, name].append(f"{published.scope.name}/{vm.name}")
-    for (what, name), found in places.items():
+            address = ("address", vm.address, vm.host)
+            for key in (("VM", vm.name, ""), address, ("VM id", vm.id, "")):
+                places[key].append(f"{published.scope.name}/{vm.name}")
+    for (what, name, _), found in places.items():
         if name and len(found) > 1:
             yield f"{what} {name} is in {' and '.join(sorted(found))}; expected one"
 

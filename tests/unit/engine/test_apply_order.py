@@ -175,6 +175,29 @@ def test_apply_can_be_stopped_after_any_commit_and_repeated(
     asyncio.run(main())
 
 
+def test_vms_with_one_address_on_two_hosts_keep_it_during_an_apply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither takes it from the other, so neither has to give it up for a commit."""
+    monkeypatch.setattr(fleet_apply, "VMS_PER_COMMIT_MAX", 1)
+
+    def twins(domain: int) -> Fleet:
+        each = {name: vm(name, domain=domain, address="10.0.0.1", host=name) for name in "ab"}
+        return fleet(*map(single, each.values()))
+
+    async def main() -> None:
+        store = Crashing()
+        await (await server(store)).apply(twins(0), by="ann")
+        store.accepts = 1
+        with pytest.raises(StoreLost):
+            await (await server(store)).apply(twins(1), by="ann")
+        found = members((await server(store)).fleet().scopes)
+        assert [vm.update_domain for vm in found] == [1, 0]
+        assert [vm.address for vm in found] == ["10.0.0.1"] * 2
+
+    asyncio.run(main())
+
+
 def test_hundred_thousand_vms_are_applied_within_the_limits() -> None:
     """And some replaced by others: standalone VMs and large scopes, no commit over a limit."""
 

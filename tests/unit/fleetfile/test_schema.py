@@ -220,6 +220,33 @@ def test_notice_accepts_short_and_iso_durations(text: str, seconds: int) -> None
 
 
 @pytest.mark.parametrize(
+    ("hosts", "is_accepted"),
+    [
+        (("host-a", "host-b"), True),
+        (("host-a", ""), True),
+        (("host-a", "host-a"), False),
+        (("", ""), False),
+    ],
+)
+def test_an_address_is_unique_on_each_host(hosts: tuple[str, str], is_accepted: bool) -> None:
+    """Hosts may have networks of their own; what they route to each other we do not know."""
+    vms = [
+        {"name": f"vm-{number}", "address": "10.0.0.1"} | ({"host": host} if host else {})
+        for number, host in enumerate(hosts)
+    ]
+    text = json.dumps({"scopes": [{"name": "web", "kind": "scale-set", "vms": vms}]}).encode()
+    if is_accepted:
+        assert len(parse(text, "fleet.json").scopes[0].vms) == 2
+        return
+    with pytest.raises(
+        Invalid,
+        match=r"scopes\[0\]\.vms\[1\]\.address: expected an address not used by"
+        r" scopes\[0\]\.vms\[0\]\.address, got '10\.0\.0\.1'",
+    ):
+        parse(text, "fleet.json")
+
+
+@pytest.mark.parametrize(
     ("written", "kept"),
     [("::FFFF:10.0.0.1", "10.0.0.1"), ("FD00:0:0::7", "fd00::7"), ("10.0.0.1", "10.0.0.1")],
 )
@@ -297,7 +324,9 @@ def test_yaml_aliases_are_resolved() -> None:
             ),
         ),
         (
-            DESIGNED.replace(b"10.0.0.10", b"fd00:0::1").replace(b"10.0.0.11", b"fd00::1"),
+            DESIGNED.replace(b"10.0.0.10", b"fd00:0::1")
+            .replace(b"10.0.0.11", b"fd00::1")
+            .replace(b"host-b", b"host-a"),
             (
                 "fleet.yaml:7: scopes[0].vms[1].address: expected an address not used by"
                 " scopes[0].vms[0].address, got 'fd00::1'"

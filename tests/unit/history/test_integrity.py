@@ -121,3 +121,7 @@ def test_record_of_an_unreadable_owner_is_not_left_over() -> None:
 def test_problem_with_the_history_is_named(value: HistoryValue, expected: str) -> None:
     (problem,) = problems_with(history=[value])
     assert problem.startswith(expected)
+
+
+def test_address_of_vms_on_two_hosts_is_fine() -> None:
+    assert problems_with(scope_with("new", address="10.0.0.1", host="host-z")) == []

@@ -80,6 +80,11 @@ def identify(
         if b"x-forwarded-for" in request.headers:
             raise Invalid("Bad request. X-Forwarded-For is not accepted")
         is_by_address = not request.vm and Identify.ADDRESS in config.identify
+        if is_by_address and request.address in board.shared_addresses:
+            raise Forbidden(
+                f"Forbidden. Several VMs have the address {request.address}; expected forewarn"
+                " hostd on their hosts, or --identify proxy"
+            )
         name = board.addresses.get(request.address, "") if is_by_address else request.vm
     place = board.vms.get(name)
     if place is None:

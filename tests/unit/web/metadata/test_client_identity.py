@@ -125,6 +125,26 @@ def test_shared_id_is_forbidden() -> None:
         identify(make_request(headers=signed(VICTIM)), shown, PROXY, KEY)
 
 
+def test_shared_address_is_forbidden_unless_the_vm_is_named() -> None:
+    """Hosts may have networks of their own, with the same addresses."""
+    shown = board()
+    twin = Vm(name="twin", address="10.0.0.1", host="host-b")
+    shown.publish(Scope(name="twin", vms=(twin,)), 3)
+
+    with pytest.raises(
+        Forbidden,
+        match=r"^Forbidden. Several VMs have the address 10.0.0.1; expected forewarn hostd on their"
+        " hosts, or --identify proxy$",
+    ):
+        identify(make_request("10.0.0.1"), shown, ALL, KEY)
+    assert identify(make_request("10.0.0.1", vm="twin"), shown, ALL, KEY).vm == "twin"
+    assert (
+        identify(make_request("10.0.0.1", headers=signed("web-0")), shown, ALL, KEY).vm == "web-0"
+    )
+    shown.withdraw("twin", 4)
+    assert identify(make_request("10.0.0.1"), shown, ALL, KEY).vm == "web-0"
+
+
 @pytest.mark.parametrize(("value", "vm"), [("web-0", "web-0"), ("6f1c", "web-0"), ("db-0", "db-0")])
 def test_proxy_names_a_vm_by_name_or_id(value: str, vm: str) -> None:
     assert identify(make_request("10.9.9.9", headers=signed(value)), board(), PROXY, KEY).vm == vm

@@ -139,6 +139,15 @@ def test_unknown_client_is_left_to_the_application() -> None:
     )
 
 
+def test_client_with_a_shared_address_is_left_to_the_application() -> None:
+    ready = polls()
+    twin = Vm(name="twin", address="10.0.0.1", host="host-b")
+    ready.board.publish(Scope(name="twin", vms=(twin,)), 3)
+    assert ready.respond(PLAIN, "10.0.0.1") is None
+    ready.board.withdraw("twin", 4)
+    assert ready.respond(PLAIN, "10.0.0.1") is not None
+
+
 def test_poll_to_record_is_left_to_the_application() -> None:
     ready = polls()
     place = ready.board.scopes["web"]
