@@ -200,6 +200,8 @@ class Config:
         "How long a guest may take to shut down or reboot before it is forced to.")] = 120.0
     libvirt_call_seconds_max: Annotated[float, Option("Impacts", kind.number(0.1, 3600),
         "A libvirt call that takes longer has failed.")] = 30.0
+    libvirt_migrations_max: Annotated[int, Option("Impacts", kind.integer(1, 4),
+        "How many VMs may leave a host at a time for another one, and how many may arrive.")] = 2
     campaign_health_command: Annotated[ExecCommand | None, Option("Impacts", kind.HEALTH,
         "Runs on the server after each host of every campaign, without a shell; "
         "any exit code but 0 pauses the campaign.")] = None

@@ -197,6 +197,7 @@ def make_platform(config: Config, service: Service) -> Platform:
         durations=engine.timing.duration,
         hosts=lambda: board.hosts,
         avoid=service.campaigns.host_priorities,
+        scope_hosts=lambda scope: [vm.host for vm in board.find_scope(scope).scope.vms],
         environ=os.environ,
     )
 

@@ -18,12 +18,14 @@ def open_platform(
     durations: Mapping[EventType, timedelta],
     hosts: Callable[[], Iterable[str]],
     avoid: Callable[[], Mapping[str, int]],
+    scope_hosts: Callable[[str], Iterable[str]],
     environ: Mapping[str, str],
 ) -> Platform:
     """Return the platform.
 
     `durations` are those of simulated impacts, unless the configuration has others. `hosts` are the
-    possible targets of a move; `avoid` says which are bad ones, and how bad.
+    possible targets of a move; `avoid` says which are bad ones, and how bad; `scope_hosts` are the
+    hosts of a scope's VMs.
     """
     for command in config.exec_command:
         if command.type != "*":
@@ -48,7 +50,8 @@ def open_platform(
         ) from error
     libvirts = LibvirtHosts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
     grace = timedelta(seconds=config.libvirt_grace_seconds)
-    return LibvirtPlatform(libvirts, clock, hosts, avoid, grace)
+    migrations_max = config.libvirt_migrations_max
+    return LibvirtPlatform(libvirts, clock, hosts, avoid, grace, scope_hosts, migrations_max)
 
 
 def open_health_platform(config: Config, environ: Mapping[str, str]) -> Platform | None:

@@ -24,7 +24,13 @@ def config(**flags: object) -> Config:
 def chosen(**flags: object) -> object:
     environ = {"PATH": "/usr/bin:/bin"}
     return open_platform(
-        config(**flags), InstantClock(), durations=DURATION, hosts=list, avoid=dict, environ=environ
+        config(**flags),
+        InstantClock(),
+        durations=DURATION,
+        hosts=list,
+        avoid=dict,
+        scope_hosts=lambda scope: (),
+        environ=environ,
     )
 
 

@@ -26,7 +26,7 @@ OFF = (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_NOSTATE)
 
 
 class LibvirtError(ImpactFailed):
-    """libvirt refused a call."""
+    """libvirt refused a call. Its fact `number` is libvirt's VIR_ERR_…"""
 
 
 class LibvirtHosts:
@@ -56,7 +56,8 @@ class LibvirtHosts:
     ) -> T:
         """Call a function with the host's connection.
 
-        Calls with their own `seconds_max` are long; they do not block short ones.
+        Calls with their own `seconds_max` have threads of their own, for each limit: if the agent
+        of a guest hangs, that delays neither a short call nor a migration.
         """
         uri = self.uri(host)
         assert uri, host  # libvirt would connect to this machine
@@ -68,12 +69,15 @@ class LibvirtHosts:
             return question(connection)
 
         limit = seconds_max or self._call_seconds_max
+        threads = f"{uri} {limit:g}" if seconds_max else uri
         try:
-            return await self._threads.call(f"{uri} long" if seconds_max else uri, work, limit)
+            return await self._threads.call(threads, work, limit)
         except libvirt.libvirtError as error:
-            raise LibvirtError(f"libvirt of {host or uri}: {error}", host=host) from error
+            number = error.get_error_code()
+            raise LibvirtError(f"libvirt of {host or uri}: {error}", number=number) from error
         except TimeoutError:
-            self._connections.pop(uri, None)  # the hanging thread keeps the old one
+            if not seconds_max:
+                self._connections.pop(uri, None)  # the hanging thread keeps the old one
             raise ImpactFailed(
                 f"libvirt of {host or uri} did not answer within {limit:g} seconds", host=host
             ) from None

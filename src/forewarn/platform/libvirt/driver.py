@@ -4,11 +4,15 @@ Each try inspects the domain first and does only what is left to do, so a try af
 continues: a marker in the domain's metadata records what an earlier try began. A guest gets
 `grace` to shut down or reboot by itself before it is forced. Steps are short calls with waits in
 between, so no thread is blocked while a guest takes its time.
+
+A VM must never run on two hosts: two copies destroy their disk. So a move goes on to another
+target only when libvirt has refused to start the VM on the last one. If a start got no answer, the
+try fails, and the next one looks on every host first.
 """
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,19 +23,31 @@ import libvirt
 from forewarn.core.event import DURATION_SECONDS, Cause, EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactRequest, ImpactResult, Sleeper
+from forewarn.platform.libvirt import marker
 from forewarn.platform.libvirt.connection import OFF, Domain, LibvirtError, LibvirtHosts, ignoring
-from forewarn.platform.libvirt.marker import is_marked, mark, reset, resume, start, suspend, unmark
-from forewarn.platform.simulated import choose_host
+from forewarn.platform.libvirt.targets import Targets
 from forewarn.platform.threads import LAST_CALL_SECONDS, run_to_completion
 
-CANNOT_MIGRATE = (
+UNSUPPORTED = (
     libvirt.VIR_ERR_NO_SUPPORT,
     libvirt.VIR_ERR_OPERATION_UNSUPPORTED,
     libvirt.VIR_ERR_CONFIG_UNSUPPORTED,
     libvirt.VIR_ERR_ARGUMENT_UNSUPPORTED,
-    libvirt.VIR_ERR_MIGRATE_UNSAFE,
 )
-"""Error codes that mean a domain cannot be migrated live."""
+"""Error codes that mean a domain cannot do this: it has no channel for a guest agent, say."""
+CANNOT_MIGRATE = (*UNSUPPORTED, libvirt.VIR_ERR_MIGRATE_UNSAFE)
+NOT_THE_TARGET = (
+    libvirt.VIR_ERR_NO_DOMAIN,
+    libvirt.VIR_ERR_OPERATION_ABORTED,
+    libvirt.VIR_ERR_OPERATION_INVALID,
+    libvirt.VIR_ERR_OPERATION_TIMEOUT,
+)
+"""Error codes of a move that fails with any target: the domain is not in the right state, another
+job holds it, or an operator aborted the migration.
+"""
+TARGETS_MAX = 3
+AGENT_SECONDS_MAX = 10.0
+"""libvirt itself gives up after 5 seconds on a guest agent that does not react at all."""
 SUSPENDED_BY_USER = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
 CHECK_EVERY = timedelta(seconds=0.5)
 MIGRATION_SECONDS_MAX = 86_400.0
@@ -41,11 +57,13 @@ STARTS = (Cause.RESTART, Cause.REDEPLOY, Cause.FAILED)
 GONE_IS_DONE = (EventType.PREEMPT, EventType.TERMINATE)
 
 
-@dataclass(frozen=True)
+@dataclass
 class LibvirtPlatform:
     """Acts on the domains of the fleet's hosts.
 
-    `hosts` are the possible targets of a move; `avoid` says which are bad ones, and how bad.
+    `hosts` are the possible targets of a move; `avoid` says which are bad ones, and how bad;
+    `scope_hosts` are the hosts of a scope's VMs. `migrations_max` limits the VMs that leave a host
+    at a time, and those that arrive.
     """
 
     libvirts: LibvirtHosts
@@ -53,6 +71,13 @@ class LibvirtPlatform:
     hosts: Callable[[], Iterable[str]]
     avoid: Callable[[], Mapping[str, int]]
     grace: timedelta
+    scope_hosts: Callable[[str], Iterable[str]] = lambda scope: ()
+    migrations_max: int = 2
+
+    def __post_init__(self) -> None:
+        self._targets = Targets(
+            self.libvirts, self.hosts, self.avoid, self.scope_hosts, self.migrations_max
+        )
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
         domain = await self._find(request)
@@ -86,20 +111,13 @@ class LibvirtPlatform:
         if here is not None and not (request.moves and await here.is_off()):
             return here
         elsewhere = await self.libvirts.for_each(
-            self._others(vm.host), lambda host: self.libvirts.find(host, vm)
+            self._targets.others(request), lambda host: self.libvirts.find(host, vm)
         )
         found = [domain for domain in (here, *elsewhere) if domain is not None]
         for domain in found:
             if not await domain.is_off():
                 return domain
         return found[0] if found else None
-
-    def _others(self, host: str) -> list[str]:
-        """Return the other hosts with a known URI, one for each libvirt."""
-        uris = {self.libvirts.uri(other): other for other in sorted(self.hosts(), reverse=True)}
-        return sorted(
-            other for uri, other in uris.items() if uri and uri != self.libvirts.uri(host)
-        )
 
     async def _freeze(self, request: ImpactRequest, domain: Domain) -> str:
         state, reason = await domain.state()
@@ -113,13 +131,22 @@ class LibvirtPlatform:
                 )
             if not await self._has_begun(request, domain):
                 return "the VM was already suspended and stays suspended"
-            await domain.do(resume)
-            return "resumed; an earlier try had suspended it"
+            await domain.do(marker.resume)
+            return f"resumed; an earlier try had suspended it; {await self._set_clock(domain)}"
         seconds = request.duration_seconds
         if seconds < 0:
             seconds = DURATION_SECONDS[EventType.FREEZE]
         await self._suspend(request.event_id, domain, timedelta(seconds=seconds))
-        return f"suspended for {seconds} seconds and resumed"
+        return f"suspended for {seconds} seconds and resumed; {await self._set_clock(domain)}"
+
+    async def _set_clock(self, domain: Domain) -> str:
+        """Let the guest agent set the guest's clock, which stood still. Return what came of it."""
+        sync = libvirt.VIR_DOMAIN_TIME_SYNC
+        try:
+            await domain.do(lambda handle: handle.setTime(None, sync), AGENT_SECONDS_MAX)
+        except ImpactFailed as error:
+            return f"the guest's clock was not set: {error}"
+        return "the guest's clock was set"
 
     async def _suspend(self, event_id: str, domain: Domain, duration: timedelta) -> None:
         """Suspend the VM for a while. It is resumed whatever happens.
@@ -131,20 +158,20 @@ class LibvirtPlatform:
 
         def suspend_or_give_up(handle: Any) -> None:
             try:
-                suspend(handle, event_id)
+                marker.suspend(handle, event_id)
             finally:
                 has_ended.set()
             if has_given_up.is_set():
-                resume(handle)
+                marker.resume(handle)
 
         def resume_at_last() -> None:
             has_ended.wait(LAST_CALL_SECONDS)
-            resume(domain.handle)
+            marker.resume(domain.handle)
 
         try:
             await domain.do(suspend_or_give_up)
             await self.clock.sleep_until(self.clock.now() + duration)
-            await domain.do(resume)
+            await domain.do(marker.resume)
         except asyncio.CancelledError:
             has_given_up.set()
             run_to_completion(resume_at_last)
@@ -152,7 +179,7 @@ class LibvirtPlatform:
         except ImpactFailed:
             has_given_up.set()
             with suppress(ImpactFailed):
-                await domain.do(resume)
+                await domain.do(marker.resume)
             raise
 
     async def _reboot(self, request: ImpactRequest, domain: Domain) -> str:
@@ -163,25 +190,25 @@ class LibvirtPlatform:
         if state[0] in OFF:
             if not should_run:
                 return "the VM was off and stays off"
-            await domain.do(start)
+            await domain.do(marker.start)
             return "the VM was off: started"
-        await domain.do(lambda handle: mark(handle, request.event_id))
+        await domain.do(lambda handle: marker.mark(handle, request.event_id))
         async with domain.watch_reboot() as rebooted:
             with suppress(LibvirtError):  # the guest does not support it; it is reset below
                 await domain.do(lambda handle: handle.reboot(0))
                 await self._wait_until_off(domain, rebooted.is_set)
         if await domain.is_off():
-            await domain.do(start)
+            await domain.do(marker.start)
             return "the guest shut down: started again"
         if rebooted.is_set():
-            await domain.do(unmark)
+            await domain.do(marker.unmark)
             return "the guest rebooted by itself"
-        await domain.do(reset)
+        await domain.do(marker.reset)
         return f"the guest did not reboot within {self.grace.total_seconds():g} seconds: reset"
 
     async def _has_begun(self, request: ImpactRequest, domain: Domain) -> bool:
         """Whether an earlier try of this event has begun to act."""
-        return await domain.do(lambda handle: is_marked(handle, request.event_id))
+        return await domain.do(lambda handle: marker.is_marked(handle, request.event_id))
 
     async def _should_start(self, request: ImpactRequest, domain: Domain) -> bool:
         """Whether a VM that is off is started: its owner wants it, or we stopped it."""
@@ -206,31 +233,106 @@ class LibvirtPlatform:
 
     async def _move(self, request: ImpactRequest, domain: Domain) -> ImpactResult:
         """Move to another host. If there is none, stop and start the VM."""
-        is_elsewhere = self.libvirts.uri(domain.host) != self.libvirts.uri(request.vm.host)
-        if is_elsewhere:  # moved by an earlier try, or by an operator
-            return await self._finish_move(request, domain)
-        target = choose_host(request.vm.host, self._others(request.vm.host), self.avoid())
-        if not target:
-            return ImpactResult(detail=await self._move_stopped(request, domain, domain.host))
-        if await self._migrate(domain, target):
-            return ImpactResult(host=target, detail=f"migrated live to {target}")
-        return ImpactResult(host=target, detail=await self._move_stopped(request, domain, target))
+        began = await domain.do(lambda handle: marker.began_on(handle, request.event_id))
+        source = began or request.vm.host  # the fleet may already know the new host
+        if self.libvirts.uri(domain.host) != self.libvirts.uri(source):
+            return await self._finish_move(request, domain, source)
+        if request.tries > 1:
+            await self._discard_copies(request)
+        async with self._targets.leave(request, domain) as targets:
+            return await self._move_to_first(request, domain, targets or [domain.host])
 
-    async def _finish_move(self, request: ImpactRequest, domain: Domain) -> ImpactResult:
+    async def _move_to_first(
+        self, request: ImpactRequest, domain: Domain, targets: Sequence[str]
+    ) -> ImpactResult:
+        """Move to the first target that takes the VM. If none does, it runs here again."""
+        was_off = await domain.is_off()
+        should_run = not was_off or await self._should_start(request, domain)
+        if should_run:  # the definition carries the marker along
+            await domain.do(lambda handle: marker.mark(handle, request.event_id, domain.host))
+        secure = libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE
+        xml = await domain.do(lambda handle: str(handle.XMLDesc(secure)))
+        is_live, how, failures = not was_off and targets[0] != domain.host, "", list[str]()
+        for target in targets[:TARGETS_MAX]:
+            async with self._targets.arrive(domain, target):
+                try:
+                    is_live = is_live and await self._migrate(domain, target)
+                    if is_live:
+                        detail = "; ".join((*failures, f"migrated live to {target}"))
+                        return ImpactResult(host=target, detail=detail)
+                    there = await self.libvirts.define(target, xml)
+                except ImpactFailed as error:
+                    failures.append(f"{target} failed: {error}")
+                    may_run_there = is_live and await domain.is_off()
+                    if may_run_there or error.facts.get("number") in NOT_THE_TARGET:
+                        break
+                    continue
+                how = how or await self._stop(request, domain)
+                refusal = await self._try_start(there, domain) if should_run else ""
+                if not refusal:
+                    how += "" if should_run else " and stays off"
+                    return await self._leave(domain, there, "; ".join((how, *failures)))
+                failures.append(f"{target} failed: {refusal}")
+        if not await domain.is_off():
+            await domain.do(marker.unmark)
+        elif how and should_run:
+            await (await self.libvirts.define(domain.host, xml)).do(marker.start)
+        raise ImpactFailed("; ".join(failures), vm=request.vm.name)
+
+    async def _try_start(self, there: Domain, domain: Domain) -> str:
+        """Start the VM on a target. Return why libvirt refused to, empty if the VM runs.
+
+        Raises if it may run or not.
+        """
+        try:
+            await there.do(lambda handle: handle.create())
+        except LibvirtError as error:
+            if await there.is_off():
+                if there.host != domain.host:
+                    with suppress(ImpactFailed):
+                        await there.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+                return str(error)
+        return ""
+
+    async def _leave(self, domain: Domain, there: Domain, how: str) -> ImpactResult:
+        """Undefine what is left here of a VM that is on its new host."""
+        if there.host == domain.host:
+            await there.do(marker.unmark)
+            return ImpactResult(detail=f"{how}; started again: there is no other host")
+        await domain.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+        await there.do(marker.unmark)
+        return ImpactResult(host=there.host, detail=f"{how}; moved to {there.host}")
+
+    async def _discard_copies(self, request: ImpactRequest) -> None:
+        """Undefine what an earlier try has defined on a target and not started."""
+
+        async def discard(host: str) -> None:
+            copy = None
+            with suppress(ImpactFailed):  # it does not answer
+                copy = await self.libvirts.find(host, request.vm)
+            if copy is not None and await copy.is_off() and await self._has_begun(request, copy):
+                await copy.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+
+        await self.libvirts.for_each(self._targets.others(request), discard)
+
+    async def _finish_move(
+        self, request: ImpactRequest, domain: Domain, source: str
+    ) -> ImpactResult:
         """Start a moved VM if it should run, and undefine what is left on the old host."""
         is_off = await domain.is_off()
         if is_off and await self._should_start(request, domain):
-            await domain.do(start)
+            await domain.do(marker.start)
             is_off = False
-        left = await self.libvirts.find(request.vm.host, request.vm)
+        left = await self.libvirts.find(source, request.vm)
         if left is not None and await left.is_off():
             await left.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+        await domain.do(marker.unmark)
         return ImpactResult(
             host=domain.host, detail=f"{'off' if is_off else 'running'} on {domain.host}"
         )
 
     async def _migrate(self, domain: Domain, target: str) -> bool:
-        """Migrate live. False if that is impossible: the VM is off, or libvirt cannot do it."""
+        """Migrate live. False if libvirt cannot do that."""
         connection = await self.libvirts.ask(target, lambda connection: connection)
 
         def work(handle: Any) -> bool:
@@ -238,46 +340,15 @@ class LibvirtPlatform:
             if handle.isPersistent():
                 flags |= libvirt.VIR_MIGRATE_PERSIST_DEST | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE
             with ignoring(*CANNOT_MIGRATE):
-                handle.migrate3(connection, {}, flags)
+                marker.unmark(handle.migrate3(connection, {}, flags))
                 return True
             return False
 
-        if await domain.is_off():
-            return False
         try:
             return await domain.do(work, MIGRATION_SECONDS_MAX)
         except asyncio.CancelledError:
             run_to_completion(domain.handle.abortJob)
             raise
-
-    async def _move_stopped(self, request: ImpactRequest, domain: Domain, target: str) -> str:
-        """Stop the VM here and start it on the target.
-
-        If it does not start there, it is started here again and the try fails.
-        """
-        should_run = not await domain.is_off() or await self._should_start(request, domain)
-        if should_run:  # the definition carries the marker along
-            await domain.do(lambda handle: mark(handle, request.event_id))
-        secure = libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE
-        xml = await domain.do(lambda handle: str(handle.XMLDesc(secure)))
-        there = await self.libvirts.define(target, xml)
-        how = await self._stop(request, domain)
-        if not should_run:
-            how += " and stays off"
-        try:
-            if should_run:
-                await there.do(start)
-        except ImpactFailed:
-            back = await self.libvirts.define(domain.host, xml)
-            await back.do(start)
-            if target != domain.host:
-                with suppress(ImpactFailed):
-                    await there.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
-            raise
-        if target == domain.host:
-            return f"{how}; started again: there is no other host"
-        await domain.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
-        return f"{how}; moved to {target}"
 
     async def _wait_until_off(
         self, domain: Domain, has_rebooted: Callable[[], bool] = lambda: False

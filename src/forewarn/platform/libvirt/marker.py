@@ -1,11 +1,12 @@
 """A marker in a domain's metadata: an impact has begun to act on it.
 
 It survives a crash of the service, so the next try can tell a VM that an impact suspended or
-stopped from one that its owner did.
+stopped from one that its owner did. It moves with the domain, so it also tells where the VM was.
 """
 
 from contextlib import suppress
 from typing import Any
+from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
 import libvirt
@@ -16,11 +17,14 @@ NAMESPACE = "urn:forewarn:impact:1"
 ELEMENT = libvirt.VIR_DOMAIN_METADATA_ELEMENT
 
 
-def mark(handle: Any, event_id: str) -> None:
-    """Record that the event acts on this domain. Called before the first action."""
+def mark(handle: Any, event_id: str, host: str = "") -> None:
+    """Record that the event acts on this domain. Called before the first action.
+
+    `host` is where a move begins.
+    """
     handle.setMetadata(
         ELEMENT,
-        f"<impact event={quoteattr(event_id)}/>",
+        f"<impact event={quoteattr(event_id)} host={quoteattr(host)}/>",
         "forewarn-impact",
         NAMESPACE,
         _flags(handle),
@@ -29,9 +33,15 @@ def mark(handle: Any, event_id: str) -> None:
 
 def is_marked(handle: Any, event_id: str) -> bool:
     """Whether this event has begun to act on the domain."""
+    return began_on(handle, event_id) is not None
+
+
+def began_on(handle: Any, event_id: str) -> str | None:
+    """Return the host on which this event began to move the domain; None if it is not marked."""
     with ignoring(libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN):
-        return event_id in handle.metadata(ELEMENT, NAMESPACE)
-    return False
+        marker = ElementTree.fromstring(handle.metadata(ELEMENT, NAMESPACE))  # noqa: S314 ours
+        return marker.get("host", "") if marker.get("event") == event_id else None
+    return None
 
 
 def unmark(handle: Any) -> None:

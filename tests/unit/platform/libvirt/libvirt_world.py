@@ -21,7 +21,8 @@ from tests.unit.platform.instant_clock import InstantClock
 
 DOMAIN = """
 <domain type='test'>
-  <name>{name}</name><uuid>{uuid}</uuid><memory>65536</memory><vcpu>1</vcpu><os><type>hvm</type></os>
+  <name>{name}</name><uuid>{uuid}</uuid><memory unit='MiB'>{mib}</memory><vcpu>1</vcpu>
+  <os><type>hvm</type></os>
   <metadata>{metadata}</metadata>
   <devices><interface type='network'>
     <mac address='{mac}'/><source network='default'/>
@@ -37,7 +38,10 @@ NODE = """
 """
 """The driver makes leases up, and breaks down over a network that has no addresses."""
 HOSTS = ("host-a", "host-b")
-URIS = tuple(HostUri(host, f"test:///{host}") for host in HOSTS)
+MORE_HOSTS = (*HOSTS, "host-c", "host-d", "host-e")
+URIS = tuple(HostUri(host, f"test:///{host}") for host in MORE_HOSTS)
+NODE_MIB = 3072
+"""The memory of each host, as the test driver makes it up."""
 RUNNING, PAUSED, OFF = (
     libvirt.VIR_DOMAIN_RUNNING,
     libvirt.VIR_DOMAIN_PAUSED,
@@ -45,9 +49,13 @@ RUNNING, PAUSED, OFF = (
 )
 
 
-def domain_xml(name: str = "web-0", number: int = 1, metadata: str = "") -> str:
+def domain_xml(name: str = "web-0", number: int = 1, metadata: str = "", mib: int = 64) -> str:
     return DOMAIN.format(
-        name=name, uuid=guid(number).lower(), mac=f"52:54:00:00:00:{number:02x}", metadata=metadata
+        name=name,
+        uuid=guid(number).lower(),
+        mac=f"52:54:00:00:00:{number:02x}",
+        metadata=metadata,
+        mib=mib,
     )
 
 
@@ -71,6 +79,11 @@ class LibvirtWorld:
     def names_on(self, host: str) -> list[str]:
         return sorted(domain.name() for domain in self.on(host).listAllDomains())
 
+    def run_vm(self, host: str, name: str, number: int, mib: int = 64) -> Any:
+        handle = self.on(host).defineXML(domain_xml(name, number, mib=mib))
+        handle.create()
+        return handle
+
     def state(self, host: str = "host-a") -> int:
         return int(self.on(host).lookupByName("web-0").state()[0])
 
@@ -84,6 +97,7 @@ class LibvirtWorld:
         grace: float = 0,
         call_seconds_max: float = 30,
         clock: Any = None,
+        **more: Any,
     ) -> LibvirtPlatform:
         libvirts = LibvirtHosts(
             URIS, call_seconds_max=call_seconds_max, connect=connect or self.connect
@@ -92,8 +106,9 @@ class LibvirtWorld:
             libvirts,
             clock or self.clock,
             hosts=lambda: self.hosts,
-            avoid=dict,
+            avoid=more.pop("avoid", dict),
             grace=timedelta(seconds=grace),
+            **more,
         )
 
     def run_impact(self, what: ImpactRequest, **more: Any) -> ImpactResult:
@@ -109,10 +124,10 @@ def order(
     name: str = "web-0",
     host: str = "host-a",
     vm_id: str = "",
+    targets: tuple[str, ...] = (),
 ) -> ImpactRequest:
-    return ImpactRequest(
-        guid(1), "web", Vm(name=name, host=host, id=vm_id), type_, cause, tries, seconds
-    )
+    vm = Vm(name=name, host=host, id=vm_id)
+    return ImpactRequest(guid(1), "web", vm, type_, cause, tries, seconds, targets)
 
 
 def refusal(number: int) -> libvirt.libvirtError:

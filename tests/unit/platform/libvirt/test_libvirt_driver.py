@@ -13,7 +13,6 @@ import pytest
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
 from forewarn.errors import ImpactFailed
-from forewarn.platform.base import ImpactResult
 from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.marker import is_marked, mark, suspend
 from tests.builders import SECOND, guid
@@ -48,10 +47,62 @@ def test_freeze_suspends_for_the_announced_duration(world: LibvirtWorld) -> None
 
     done = world.run_impact(order(EventType.FREEZE, seconds=5), connect=lambda uri: host)
 
-    assert done == ImpactResult(detail="suspended for 5 seconds and resumed")
+    assert done.detail.startswith("suspended for 5 seconds and resumed")
     assert steps(host) == ["suspend", "resume"]
     assert world.clock.slept == [5 * SECOND]
     assert world.state() == RUNNING
+
+
+def test_clock_of_a_frozen_guest_is_set_where_an_agent_answers(world: LibvirtWorld) -> None:
+    """It stood still while the VM was suspended. The agent sets it from the VM's RTC."""
+    host = Host(world.on("host-a"), setTime=lambda handle: 0)
+
+    done = world.run_impact(order(EventType.FREEZE, seconds=5), connect=lambda uri: host)
+
+    assert done.detail == "suspended for 5 seconds and resumed; the guest's clock was set"
+    assert host.arguments["setTime"] == (None, libvirt.VIR_DOMAIN_TIME_SYNC)
+    assert host.calls.index("resume") < host.calls.index("setTime")
+
+
+def test_freeze_of_a_guest_without_an_agent_says_so(world: LibvirtWorld) -> None:
+    def refuse(handle: Any) -> None:
+        raise refusal(libvirt.VIR_ERR_AGENT_UNRESPONSIVE)
+
+    host = Host(world.on("host-a"), setTime=refuse)
+
+    done = world.run_impact(order(EventType.FREEZE, seconds=5), connect=lambda uri: host)
+
+    assert done.detail == (
+        "suspended for 5 seconds and resumed; the guest's clock was not set: libvirt of host-a: no"
+    )
+
+
+def test_clock_is_set_too_when_an_earlier_try_froze_the_guest(world: LibvirtWorld) -> None:
+    suspend(world.web, guid(1))
+    host = Host(world.on("host-a"), setTime=lambda handle: 0)
+
+    world.run_impact(order(EventType.FREEZE, tries=2), connect=lambda uri: host)
+
+    assert "setTime" in host.calls
+
+
+def test_hanging_guest_agent_delays_no_other_call(world: LibvirtWorld) -> None:
+    """A guest can take a request and never answer; its neighbours need the same libvirt."""
+    go = threading.Event()
+
+    async def main() -> None:
+        libvirts = LibvirtHosts(URIS, call_seconds_max=30, connect=world.connect)
+        asked = [
+            asyncio.create_task(libvirts.ask("host-a", lambda _: go.wait(30), seconds_max=20))
+            for _ in range(5)
+        ]
+        await asyncio.sleep(0)
+        assert await libvirts.ask("host-a", lambda connection: connection) is world.on("host-a")
+        await libvirts.ask("host-a", lambda connection: connection, seconds_max=30)
+        go.set()
+        await asyncio.gather(*asked)
+
+    asyncio.run(main())
 
 
 def test_freeze_of_unknown_duration_takes_nine_seconds(world: LibvirtWorld) -> None:
