@@ -10,8 +10,8 @@ from forewarn.lab.transcript import Transcript
 from forewarn.option_kind import Address
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Listener
+from forewarn.web.http.message import Message
 from forewarn.web.metadata import request as metadata_request
-from forewarn.web.metadata.app import Message
 from tests.e2e.metadata_world import World
 
 

@@ -26,7 +26,8 @@ from forewarn.store.memory import MemoryStore
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import Connection
 from forewarn.web.http.listener import SERVER_METADATA, Listener
-from forewarn.web.metadata.app import Message, Metadata, Receive, Send
+from forewarn.web.http.message import Message, Receive, Send
+from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import pytest
 from forewarn.client import Change, Client, EndpointError
 from forewarn.core.command import Cancel
 from forewarn.lab.fault.filter import FaultFilter
-from forewarn.web.metadata.app import Message, Receive, Send
+from forewarn.web.http.message import Message, Receive, Send
 from tests.e2e.lab_world import FaultyWorld
 from tests.e2e.metadata_world import EVENT_ID, POLL, World
 

@@ -14,7 +14,7 @@ from forewarn.core.event import EventType
 from forewarn.core.fleet import Vm
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import Connection
-from forewarn.web.metadata.app import Message, Receive, Send
+from forewarn.web.http.message import Message, Receive, Send
 from tests.e2e.metadata_world import EVENT_ID, POLL, TARGET, Client, World
 
 APPROVE = f"POST {TARGET} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n".encode()

@@ -4,6 +4,7 @@ It does not choose servers and does not retry: `upstream.py` and `control.py` do
 """
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,14 @@ from forewarn.errors import Invalid, Unavailable
 
 CONNECT_SECONDS_MAX = 5.0
 BODY_BYTES_MAX = 1 << 24
+DEAD_SECONDS = 10
+"""A server whose machine is gone is noticed after this time, even if a long poll waits."""
+SOCKET_OPTIONS = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_SECONDS // 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_SECONDS * 1000),
+)
 
 
 class ServerLost(Unavailable, code="server_lost"):
@@ -86,7 +95,7 @@ class HttpConnection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._is_answered = False
+        self._is_answered = self._is_head = False
 
     @classmethod
     async def open(
@@ -110,12 +119,15 @@ class HttpConnection(asyncio.Protocol):
             ) from error
         return connection
 
-    def send(self, request: bytes) -> asyncio.Future[Response]:
-        """Send a whole request, head and body. The future raises ServerLost."""
+    def send(self, request: bytes, *, is_head: bool = False) -> asyncio.Future[Response]:
+        """Send a whole request, head and body. The future raises ServerLost.
+
+        `is_head`: the response has no body, whatever its Content-Length.
+        """
         assert self._pending is None or self._pending.done()
         pending = self._pending = asyncio.get_running_loop().create_future()
         pending.add_done_callback(self._on_done)
-        self._is_answered = False
+        self._is_answered, self._is_head = False, is_head
         if self._transport is None or not self.is_open:
             self._fail("is closed")
         else:
@@ -129,6 +141,9 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport, self.is_open = cast("asyncio.Transport", transport), True
+        connected = transport.get_extra_info("socket")
+        for option in SOCKET_OPTIONS:
+            connected.setsockopt(*option)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
@@ -146,6 +161,11 @@ class HttpConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._is_head:
+            self.on_message_complete()
+            self._parser = HttpResponseParser(self)  # the other one expects a body
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

@@ -34,9 +34,9 @@ from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Application, Listener
-from forewarn.web.http.message import Header, plain_address
+from forewarn.web.http.message import Header, Message, Receive, Send, plain_address
 from forewarn.web.metadata import request as metadata_request
-from forewarn.web.metadata.app import Message, Metadata, Receive, Send
+from forewarn.web.metadata.app import Metadata
 from forewarn.web.service import Service
 
 ADVANCE_MAX = timedelta(days=366)

@@ -13,7 +13,8 @@ from forewarn.engine.board import PublishedScope
 from forewarn.errors import Error, StoreLost
 from forewarn.lab.clock import VirtualClock
 from forewarn.store.memory import MemoryStore
-from forewarn.web.metadata.app import Message, Metadata
+from forewarn.web.http.message import Message
+from forewarn.web.metadata.app import Metadata
 from forewarn.web.service import build_service
 from tests.builders import NOON
 

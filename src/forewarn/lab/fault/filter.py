@@ -26,9 +26,8 @@ from forewarn.lab.fault.shown_document import DocumentView, ShownDocument
 from forewarn.lab.fault.tcp import EXTENSION, FilteredConnection
 from forewarn.lab.transcript import Transcript, TranscriptKind, decode_body
 from forewarn.web.http.listener import Application
-from forewarn.web.http.message import Header
+from forewarn.web.http.message import Header, Message, Receive, Send
 from forewarn.web.metadata import request as metadata_request
-from forewarn.web.metadata.app import Message, Receive, Send
 from forewarn.wire import document
 
 VIEWS_MAX = 20_000

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from forewarn.lab.fault.tcp import FilteredConnection
 from forewarn.web.http.listener import Application
-from forewarn.web.http.message import content_length
-from forewarn.web.metadata.app import Message, Receive, Send
+from forewarn.web.http.message import Message, Receive, Send, content_length
 
 
 class Ending(Enum):

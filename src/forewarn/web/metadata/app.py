@@ -17,9 +17,9 @@ Only a GET that returns the document, or that it has not changed, counts as a po
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping, Set
+from collections.abc import Set
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from forewarn.auth.tokens import Tokens
 from forewarn.config import Config, Identify, NotBeforeFormat
@@ -33,8 +33,13 @@ from forewarn.web.http.message import (
     BLANK_LINE,
     CONTENT_TYPE,
     Header,
+    Message,
+    Receive,
+    Send,
     content_length,
     plain_address,
+    read_body,
+    wait_for_disconnect,
 )
 from forewarn.web.http.rate_limit import TokenBucket
 from forewarn.web.http_status import (
@@ -51,10 +56,6 @@ from forewarn.web.metadata.client_identity import ClientIdentity, identify
 from forewarn.web.metadata.fast_path import document_headers, etag, render
 from forewarn.web.metadata.request import BadVersion, MetadataRequest
 from forewarn.wire import approval, document, instance
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 class Reply(NamedTuple):
@@ -210,13 +211,13 @@ class Metadata:
             incarnation = place.scope.incarnation
             if not document.is_known(incarnation, known):
                 break
-            disconnect = partial(_wait_for_disconnect, receive)
+            disconnect = partial(wait_for_disconnect, receive)
             if not await wait_for_change(place, incarnation, left, disconnect):
                 raise ClientGone("the client has disconnected")
 
     async def _approve(self, request: MetadataRequest, receive: Receive) -> Reply:
         requests.events_version(request, self._config)
-        body = await _read_body(receive)
+        body = await read_body(receive)
         # The body may have taken seconds, and the address may be another VM's by now.
         client = self._identify(request)
         command = Approve(event_ids=approval.parse(body), vm=client.vm)
@@ -257,18 +258,3 @@ def error_reply(error: Error) -> Reply:
     headers = headers_of(error).items()
     more = ((name.lower().encode(), value.encode()) for name, value in headers)
     return make_reply(status_of(error, METADATA_STATUS), body, *more)
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _read_body(receive: Receive) -> bytes:
-    """The whole body. Its size is limited by the connection."""
-    body = bytearray()
-    while (message := await receive())["type"] == "http.request":
-        body += message.get("body", b"")
-        if not message.get("more_body", False):
-            return bytes(body)
-    raise ClientGone("the client has disconnected before the end of the body")

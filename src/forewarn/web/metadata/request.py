@@ -3,7 +3,6 @@
 Pure, and shared by the fast path and the application. Who sends it is in `client_identity.py`.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from urllib.parse import parse_qsl
 
 from forewarn.config import Config
 from forewarn.errors import Invalid
-from forewarn.web.http.message import Header
+from forewarn.web.http.message import Header, preferred_seconds
 from forewarn.web.http_status import WrongMethod
 from forewarn.wire import versions
 from forewarn.wire.versions import BY_NAME, INSTANCE_VERSIONS, Version
@@ -24,7 +23,6 @@ LEGACY_VERSION = versions.VERSIONS[0]
 
 PARAMETERS_MAX = 100
 _AS = "/as/"
-_WAIT = re.compile(r'\s*wait\s*=\s*(?:"([0-9]{1,9})"|([0-9]{1,9}))\s*(?:;.*)?', re.IGNORECASE)
 
 
 class BadVersion(Invalid):
@@ -133,12 +131,5 @@ def require_header(request: MetadataRequest) -> None:
 
 
 def wait_seconds(request: MetadataRequest, config: Config) -> int:
-    """How long the client wants to wait for a change (RFC 7240), within our limit.
-
-    A malformed preference is ignored.
-    """
-    for preference in request.header(b"prefer").split(","):
-        wait = _WAIT.fullmatch(preference)
-        if wait:
-            return min(int(wait[1] or wait[2]), int(config.wait_seconds_max))
-    return 0
+    """How long the client wants to wait for a change, within our limit."""
+    return min(preferred_seconds(request.header(b"prefer")), int(config.wait_seconds_max))

@@ -14,8 +14,7 @@ from forewarn.lab.fault.active import ActiveFault, FaultSet, parse_fault
 from forewarn.lab.fault.filter import FaultFilter
 from forewarn.lab.fault.tcp import EXTENSION
 from forewarn.lab.transcript import Transcript
-from forewarn.web.http.message import plain_address
-from forewarn.web.metadata.app import Message, Receive, Send
+from forewarn.web.http.message import Message, Receive, Send, plain_address
 from tests.builders import NOON, guid
 from tests.unit.web.guest import EVENTS, TRUE, WEB_0, WEB_1, Guest, GuestResponse
 

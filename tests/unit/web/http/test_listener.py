@@ -16,8 +16,8 @@ from forewarn.option_kind import Address
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import Connection, ConnectionPolicy
 from forewarn.web.http.listener import SERVER_CONTROL, SERVER_METADATA, Listener
+from forewarn.web.http.message import Message, Receive, Send
 from forewarn.web.http_status import control_body, metadata_body
-from forewarn.web.metadata.app import Message, Receive, Send
 from tests.unit.web.instant_loop import EagerLoop
 
 LOOPBACK = Address("127.0.0.1", 0)
