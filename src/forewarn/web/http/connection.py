@@ -172,11 +172,15 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.address = plain_address(self.client[0]) if self.client else ""
+        self.address = self.identify()
         if not self.policy.admit(self):
             self.enter(ConnectionState.REJECTED)
             transport.write(self.policy.too_many)
             transport.close()
+
+    def identify(self) -> str:
+        """The client whose connections are counted together."""
+        return plain_address(self.client[0]) if self.client else ""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.policy.release(self)

@@ -44,7 +44,8 @@ class Listener:
     """An application on an address. `address` has the real port after `start`.
 
     With a certificate, only TLS is accepted. With `reuse_port`, other listeners of this user may
-    share the address. `state` has uvicorn's connections and tasks.
+    share the address. `bound` is a socket that listens already. `state` has uvicorn's connections
+    and tasks.
     """
 
     application: Application
@@ -56,6 +57,7 @@ class Listener:
     stop_seconds_max: float = STOP_SECONDS_MAX
     certificate: Certificate | None = None
     reuse_port: bool = False
+    bound: socket.socket | None = None
 
     def __post_init__(self) -> None:
         self.state = ServerState()
@@ -65,7 +67,7 @@ class Listener:
 
     async def start(self) -> None:
         """Accept connections; Invalid or Unavailable if the address cannot be bound."""
-        listening = _bind(self.address, reuse_port=self.reuse_port)
+        listening = self.bound or _bind(self.address, reuse_port=self.reuse_port)
         self.address = Address(*listening.getsockname()[:2])
         self._tick()  # the first response needs a Date header
         connector = self.policy.connector(

@@ -1,0 +1,117 @@
+"""A relay on loopback, in its own thread, with recording servers behind it."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, Self, TypeVar
+
+import uvloop
+
+from forewarn.hostd.connection import ServerAddress
+from forewarn.hostd.ports import Peer
+from forewarn.hostd.relay import LIMITS, Relay, RelayPolicy, Signer
+from forewarn.hostd.upstream import Upstream
+from forewarn.option_kind import Address
+from forewarn.web.http.admission import Limits
+from forewarn.web.http.listener import SERVER_METADATA, Listener
+from tests.e2e.metadata_world import Client, RawResponse
+from tests.unit.hostd.recording_server import RecordingServer
+
+T = TypeVar("T")
+SECONDS_MAX = 20.0
+KEY = b"key"
+
+
+class LoopbackPorts:
+    """The port of a peer is its address, unless the test changes it."""
+
+    bridge = "br0"
+
+    def __init__(self) -> None:
+        self.ports = {f"127.0.0.{number}": f"port-{number}" for number in range(1, 10)}
+        self.problem: Exception | None = None
+
+    def port_of(self, peer: Peer, now: float) -> str:
+        if self.problem is not None:
+            raise self.problem
+        return self.ports.get(peer.address, "")
+
+
+class RelayWorld:
+    """The guest at 127.0.0.N has the id `id-N`, for N up to 8."""
+
+    def __init__(
+        self,
+        *servers: RecordingServer,
+        more: tuple[ServerAddress, ...] = (),
+        limits: Limits = LIMITS,
+        connections_max: int = 64,
+    ) -> None:
+        self.servers = servers
+        self.ports = LoopbackPorts()
+        self.vms = {f"port-{number}": f"id-{number}" for number in range(1, 9)}
+        self.ahead_seconds = 0.0
+        self._more = more
+        self._limits = limits
+        self._connections_max = connections_max
+        self._broken: list[dict[str, Any]] = []
+        self._stack = AsyncExitStack()
+        self._loop = uvloop.new_event_loop()
+        self._loop.set_exception_handler(lambda _, broken: self._broken.append(broken))
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.run(self._start())
+        return self
+
+    async def _start(self) -> None:
+        for server in self.servers:
+            await self._stack.enter_async_context(server)
+        addresses = (*self._more, *(server.address for server in self.servers))
+        self.upstream = Upstream(addresses, self._connections_max)
+        self.relay = Relay(self.upstream, Signer("hostd", KEY), self._now)
+        policy = RelayPolicy(self.ports, lambda _, port: self.vms.get(port), self._limits)
+        address = Address("127.0.0.1", 0)
+        self.listener = Listener(self.relay, address, policy, server_name=SERVER_METADATA)
+        await self.listener.start()
+
+    def _now(self) -> float:
+        return self._loop.time() + self.ahead_seconds
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        assert self._broken == []
+
+    async def _stop(self) -> None:
+        self.relay.stop()
+        await self.listener.stop()
+        self.upstream.close()
+        await self._stack.aclose()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS_MAX)
+
+    def stop_servers(self) -> None:
+        for server in self.servers:
+            self.run(server.stop())
+
+    def connect(self, source: str = "127.0.0.1") -> Client:
+        return Client(self.listener.address.port, source)
+
+    def ask(self, request: bytes, source: str = "127.0.0.1") -> RawResponse:
+        with self.connect(source) as client:
+            client.send(request)
+            return client.response()
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -1,0 +1,439 @@
+"""What the relay sends to the servers, and what it answers itself."""
+
+import asyncio
+import hmac
+import threading
+from contextlib import ExitStack
+
+import pytest
+
+from forewarn.errors import Unavailable
+from forewarn.hostd.connection import ServerAddress
+from forewarn.hostd.relay import REQUESTS_PER_GUEST_MAX
+from forewarn.web.http.admission import Limits
+from tests.unit.hostd.recording_server import DOCUMENT, RecordingServer, response
+from tests.unit.hostd.relay_world import KEY, RelayWorld, until
+
+TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
+POLL = f"GET {TARGET} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n".encode()
+WAIT = POLL.replace(b"\r\n\r\n", b'\r\nIf-None-Match: "7"\r\nPrefer: wait=30\r\n\r\n')
+APPROVAL = (
+    f"POST {TARGET} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+)
+CLOSED = ServerAddress("http://127.0.0.1:1", "127.0.0.1", 1, "", None)
+UNAVAILABLE = b'{"error":"Service unavailable. Try again later"}'
+
+
+def identity(vm: str = "id-1") -> list[bytes]:
+    signature = hmac.digest(KEY, vm.encode(), "sha256").hex()
+    return [
+        b"x-forewarn-host: hostd",
+        f"x-instance-id: {vm}".encode(),
+        f"x-instance-id-signature: {signature}".encode(),
+    ]
+
+
+def sent_lines(server: RecordingServer) -> list[bytes]:
+    return server.requests[-1].partition(b"\r\n\r\n")[0].split(b"\r\n")
+
+
+async def never(_: bytes) -> bytes:
+    await asyncio.Event().wait()
+    return b""
+
+
+async def stop(world: RelayWorld) -> None:
+    world.relay.stop()
+
+
+def with_header(*lines: str, request: bytes = POLL) -> bytes:
+    more = "".join(f"{line}\r\n" for line in lines).encode()
+    return request.replace(b"\r\n\r\n", b"\r\n" + more + b"\r\n", 1)
+
+
+def test_request_is_passed_on_with_the_guests_identity() -> None:
+    with RelayWorld(RecordingServer(response())) as world:
+        world.ask(POLL, "127.0.0.2")
+
+        first, *headers = sent_lines(world.servers[0])
+        assert first == f"GET {TARGET} HTTP/1.1".encode()
+        assert headers == [b"host: h", b"metadata: true", *identity("id-2")]
+
+
+def test_response_is_passed_on_unchanged() -> None:
+    sent = response("200 OK", b"some bytes", b"x-more: 1", b"x-more: 2", b"preference-applied: a")
+    with RelayWorld(RecordingServer(sent)) as world:
+        assert world.ask(POLL).raw == sent
+
+
+def test_hop_by_hop_headers_of_a_response_are_removed() -> None:
+    sent = response("200 OK", DOCUMENT, b"Keep-Alive: timeout=5", b"Connection: keep-alive")
+    with RelayWorld(RecordingServer(sent)) as world:
+        assert world.ask(POLL).raw == response()
+
+
+def test_chunked_response_stays_a_response() -> None:
+    sent = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
+    with RelayWorld(RecordingServer(sent)) as world, world.connect() as client:
+        client.send(with_header("Connection: close"))
+        assert client.read_to_end().endswith(b"\r\n3\r\nabc\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        ["X-Instance-ID: id-2"],
+        ["x-InStAnCe-Id: id-2", "X-INSTANCE-ID: id-3"],
+        ["X-Forewarn-Host: other", "X-Instance-ID-Signature: 00"],
+        ["X-Instance-ID: id-2", "X-Instance-ID: id-2", "X-Instance-ID-Signature: 00"],
+        ["X-Instance-ID:\tid-2"],
+    ],
+)
+def test_forged_identity_never_reaches_a_server(forged: list[str]) -> None:
+    with RelayWorld(RecordingServer(response())) as world:
+        assert world.ask(with_header(*forged)).status == 200
+
+        headers = sent_lines(world.servers[0])[1:]
+        assert headers == [b"host: h", b"metadata: true", *identity()]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "X-Instance-ID:\r\n id-2",
+        "X-Other: a\r\n X-Instance-ID: id-2",
+        "X-Instance-\r\n ID: id-2",
+        "X-Instance-ID : id-2",
+        "X-Instance-ID\x00: id-2",
+        "X-Other: a\nX-Instance-ID: id-2",
+    ],
+)
+def test_folded_or_malformed_header_is_refused(line: str) -> None:
+    """Parsers differ in what they make of it."""
+    with RelayWorld(RecordingServer(response())) as world:
+        assert world.ask(with_header(line)).status == 400
+        assert world.servers[0].requests == []
+
+
+def test_trailer_of_a_chunked_body_is_not_an_identity() -> None:
+    body = b"2\r\n{}\r\n0\r\nX-Instance-ID: id-2\r\n\r\n"
+    head = with_header("Transfer-Encoding: chunked", request=POLL.replace(b"GET", b"POST"))
+    with RelayWorld(RecordingServer(response())) as world:
+        world.ask(head + body)
+
+        (sent,) = world.servers[0].requests
+        assert sent.endswith(b"content-length: 2\r\n\r\n{}")
+        assert b"id-2" not in sent
+
+
+def test_forwarded_request_is_refused_as_by_the_service() -> None:
+    with RelayWorld(RecordingServer(response())) as world:
+        refused = world.ask(with_header("x-FORWARDED-for: 10.0.0.1"))
+
+        assert (refused.status, refused.body) == (
+            400,
+            b'{"error":"Bad request. X-Forwarded-For is not accepted"}',
+        )
+        assert world.servers[0].requests == []
+
+
+def test_hop_by_hop_headers_of_a_request_are_removed() -> None:
+    request = with_header(
+        "Connection: keep-alive, X-Mine", "X-Mine: 1", "TE: trailers", "Keep-Alive: 5", "X-Kept: 2"
+    )
+    with RelayWorld(RecordingServer(response())) as world:
+        world.ask(request)
+
+        headers = sent_lines(world.servers[0])[1:]
+        assert headers == [b"host: h", b"metadata: true", b"x-kept: 2", *identity()]
+
+
+def test_body_is_passed_on_after_100_continue() -> None:
+    head = with_header("Content-Length: 2", "Expect: 100-continue", request=POLL).replace(
+        b"GET", b"POST"
+    )
+    with RelayWorld(RecordingServer(response())) as world, world.connect() as client:
+        client.send(head)
+        assert client.response().status == 100
+        client.send(b"{}")
+        assert client.response().status == 200
+
+        assert world.servers[0].requests[0].endswith(b"\r\n\r\n{}")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.9", "127.0.0.10"])
+def test_peer_that_is_not_a_guest_is_forbidden(address: str) -> None:
+    """At a port without a VM, or at no port."""
+    with RelayWorld(RecordingServer(response())) as world:
+        refused = world.ask(POLL, address)
+
+        message = f"Forbidden. {address} is not a VM of this host"
+        assert (refused.status, refused.body) == (403, f'{{"error":"{message}"}}'.encode())
+        assert world.servers[0].requests == []
+
+
+def test_guest_that_is_another_than_at_the_beginning_is_disconnected() -> None:
+    with RelayWorld(RecordingServer(response())) as world, world.connect() as client:
+        client.send(POLL)
+        assert client.response().status == 200
+        world.ports.ports["127.0.0.1"] = "port-2"
+        client.send(POLL)
+        refused = client.read_to_end()
+
+        assert refused.startswith(b"HTTP/1.1 403 Forbidden\r\n")
+        assert b"is another VM than before" in refused
+        assert len(world.servers[0].requests) == 1
+
+
+def test_response_for_the_guest_before_is_not_sent_to_another() -> None:
+    """A long poll may wait for a minute, in which a NIC can be moved."""
+    answered = threading.Event()
+
+    async def answer(_: bytes) -> bytes:
+        world.ports.ports["127.0.0.1"] = "port-2"
+        answered.set()
+        return response()
+
+    world = RelayWorld(RecordingServer(answer=answer))
+    with world, world.connect() as client:
+        client.send(POLL)
+        refused = client.read_to_end()
+
+        assert answered.is_set()
+        assert refused.startswith(b"HTTP/1.1 403 Forbidden\r\n")
+        assert DOCUMENT not in refused
+
+
+def test_guest_whose_port_is_in_doubt_gets_503() -> None:
+    with RelayWorld(RecordingServer(response())) as world:
+        world.ports.problem = Unavailable("two ports")
+        refused = world.ask(POLL)
+
+        assert (refused.status, refused.body) == (503, UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (with_header("X-Big: " + "x" * 70_000), 431),
+        (with_header(*(f"X-{number}: 1" for number in range(120))), 431),
+        (APPROVAL.replace(b"Content-Length: 2", b"Content-Length: 70000"), 413),
+        (b"nonsense\r\n\r\n", 400),
+        (POLL.replace(b"Host: h\r\n", b""), 400),
+    ],
+)
+def test_limits_are_those_of_the_service(request_bytes: bytes, status: int) -> None:
+    with RelayWorld(RecordingServer(response())) as world:
+        refused = world.ask(request_bytes)
+
+        assert refused.status == status
+        assert refused.body.startswith(b'{"error":"')
+        assert world.servers[0].requests == []
+
+
+def test_long_poll_does_not_block_other_requests_of_its_guest() -> None:
+    release = threading.Event()
+
+    async def answer(request: bytes) -> bytes:
+        if b"prefer" in request:
+            while not release.is_set():
+                await asyncio.sleep(0.005)
+        return response()
+
+    with RelayWorld(RecordingServer(answer=answer)) as world, world.connect() as waiting:
+        waiting.send(WAIT)
+        until(lambda: len(world.servers[0].requests) == 1)
+        assert world.ask(POLL).status == 200
+        release.set()
+        assert waiting.response().status == 200
+
+
+def test_long_poll_of_a_guest_that_left_is_ended_at_the_server() -> None:
+    with RelayWorld(RecordingServer(answer=never)) as world:
+        with world.connect() as client:
+            client.send(WAIT)
+            until(lambda: world.upstream.busy == 1)
+        until(lambda: world.upstream.busy == 0)
+
+
+def test_long_poll_whose_server_dies_is_answered_by_another() -> None:
+    """Without waiting once more: the guest has waited already."""
+    with (
+        RelayWorld(RecordingServer(answer=never), RecordingServer(response())) as world,
+        world.connect() as client,
+    ):
+        client.send(WAIT)
+        until(lambda: len(world.servers[0].requests) == 1)
+        world.run(world.servers[0].stop())
+
+        assert client.response().status == 200
+        assert b"prefer" not in world.servers[1].requests[0]
+
+
+def test_long_poll_is_answered_at_once_if_too_many_wait() -> None:
+    async def answer(request: bytes) -> bytes:
+        return await never(request) if b"prefer" in request else response()
+
+    with (
+        RelayWorld(RecordingServer(answer=answer), connections_max=4) as world,
+        ExitStack() as stack,
+    ):
+        sources = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+        clients = [stack.enter_context(world.connect(source)) for source in sources]
+        for client in clients:
+            client.send(WAIT)
+        until(lambda: world.upstream.busy == 3)
+
+        assert world.ask(WAIT).status == 200
+
+
+def test_stopped_relay_answers_long_polls() -> None:
+    async def answer(request: bytes) -> bytes:
+        return await never(request) if b"prefer" in request else response("304 Not Modified")
+
+    with RelayWorld(RecordingServer(answer=answer)) as world, world.connect() as client:
+        client.send(WAIT)
+        until(lambda: world.upstream.busy == 1)
+        world.run(stop(world))
+
+        assert client.response().status == 304
+
+
+def test_guest_with_too_many_requests_gets_429_and_others_are_served() -> None:
+    async def answer(request: bytes) -> bytes:
+        return response() if b"id-2" in request else await never(request)
+
+    with RelayWorld(RecordingServer(answer=answer)) as world, ExitStack() as stack:
+        clients = [stack.enter_context(world.connect()) for _ in range(REQUESTS_PER_GUEST_MAX)]
+        for client in clients:
+            client.send(POLL)
+        until(lambda: len(world.servers[0].requests) == REQUESTS_PER_GUEST_MAX)
+        refused = world.ask(POLL)
+
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        assert world.ask(POLL, "127.0.0.2").status == 200
+
+
+def test_guest_with_too_many_connections_keeps_others_in() -> None:
+    limits = Limits(connections_max=100, connections_per_address_max=2)
+    with RelayWorld(RecordingServer(response()), limits=limits) as world, ExitStack() as stack:
+        clients = [stack.enter_context(world.connect()) for _ in range(3)]
+        assert clients[2].read_to_end().startswith(b"HTTP/1.1 503 ")
+        assert world.ask(POLL, "127.0.0.2").status == 200
+
+
+def test_last_document_is_served_for_a_minute_without_a_server() -> None:
+    with RelayWorld(RecordingServer(response())) as world:
+        world.ask(POLL)
+        world.stop_servers()
+        last = world.ask(POLL)
+        assert (last.status, last.body, last.headers["etag"]) == (200, DOCUMENT, '"7"')
+        assert last.headers["age"] == "0"
+
+        world.ahead_seconds = 59.0
+        assert world.ask(POLL).status == 200
+        world.ahead_seconds = 61.0
+        refused = world.ask(POLL)
+        assert (refused.status, refused.body) == (503, UNAVAILABLE)
+        assert refused.headers["retry-after"] == "1"
+
+
+def test_minute_counts_from_the_last_confirmation() -> None:
+    known = with_header('If-None-Match: "7"')
+    with RelayWorld(RecordingServer(response(), response("304 Not Modified"))) as world:
+        world.ask(POLL)
+        world.ahead_seconds = 50.0
+        assert world.ask(known).status == 304
+        world.stop_servers()
+        world.ahead_seconds = 100.0
+
+        assert world.ask(POLL).body == DOCUMENT
+
+
+@pytest.mark.parametrize("tag", ['"7"', "7", 'W/"7"', "*", '"1", "7"'])
+def test_last_document_that_the_guest_has_is_not_sent_again(tag: str) -> None:
+    with RelayWorld(RecordingServer(response())) as world:
+        world.ask(POLL)
+        world.stop_servers()
+        with world.connect() as client:
+            client.send(with_header(f"If-None-Match: {tag}"))
+            unchanged = client.response()
+
+        assert (unchanged.status, unchanged.headers["etag"]) == (304, '"7"')
+        assert "content-length" not in unchanged.headers
+
+
+@pytest.mark.parametrize(
+    ("other", "address"),
+    [
+        (POLL, "127.0.0.2"),
+        (POLL.replace(b"2020-07-01", b"2019-08-01"), "127.0.0.1"),
+        (POLL.replace(b"Metadata: true\r\n", b""), "127.0.0.1"),
+        (with_header("Origin: http://page"), "127.0.0.1"),
+        (POLL.replace(b"GET", b"HEAD"), "127.0.0.1"),
+        (POLL.replace(b"scheduledevents", b"instance"), "127.0.0.1"),
+        (APPROVAL, "127.0.0.1"),
+    ],
+)
+def test_last_document_is_only_for_the_same_request(other: bytes, address: str) -> None:
+    with RelayWorld(RecordingServer(response())) as world:
+        world.ask(POLL)
+        world.stop_servers()
+        with world.connect(address) as client:
+            client.send(other)
+            refused = client.response(has_body=not other.startswith(b"HEAD"))
+
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+
+
+def test_last_document_is_served_while_all_servers_are_unavailable() -> None:
+    with RelayWorld(RecordingServer(response(), response("503 Unavailable", b"{}"))) as world:
+        world.ask(POLL)
+
+        assert world.ask(POLL).body == DOCUMENT
+
+
+def test_error_of_a_server_is_passed_on_without_a_last_document() -> None:
+    refusal = response("503 Service Unavailable", b'{"error":"x"}', b"retry-after: 7")
+    with RelayWorld(RecordingServer(refusal)) as world:
+        assert world.ask(POLL).raw == refusal
+
+
+def test_waiting_guest_gets_the_last_document_without_a_server() -> None:
+    with RelayWorld(RecordingServer(response())) as world:
+        world.ask(POLL)
+        world.stop_servers()
+
+        assert world.ask(WAIT).status == 304
+
+
+def test_poll_after_a_server_died_goes_to_another() -> None:
+    with RelayWorld(RecordingServer(response()), RecordingServer(response())) as world:
+        world.ask(POLL)
+        world.run(world.servers[0].stop())
+
+        assert "age" not in world.ask(POLL).headers
+        assert world.ask(APPROVAL).status == 200
+
+
+def test_http_1_0_client_may_keep_its_connection() -> None:
+    old = POLL.replace(b"HTTP/1.1", b"HTTP/1.0").replace(
+        b"Host: h\r\n", b"Connection: keep-alive\r\n"
+    )
+    with RelayWorld(RecordingServer(response())) as world, world.connect() as client:
+        for _ in range(2):
+            client.send(old)
+            kept = client.response()
+            assert (kept.status, kept.headers["connection"]) == (200, "keep-alive")
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    async def answer(request: bytes) -> bytes:
+        return response(body=request.split(b" ")[1])
+
+    requests = [b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % number for number in range(20)]
+    with RelayWorld(RecordingServer(answer=answer)) as world, world.connect() as client:
+        client.send(b"".join(requests))
+        assert [client.response().body for _ in requests] == [
+            b"/%d" % number for number in range(20)
+        ]
