@@ -42,7 +42,7 @@ test-system: $(LIBVIRT)
 	@$(BIN)/pytest -m system
 
 test-vm: $(LIBVIRT)
-	@sh tools/need.sh libvirtd=libvirt-daemon-system qemu-system-x86_64=qemu-system-x86
+	@sh tools/need.sh libvirtd=libvirt-daemon-system qemu-system-x86_64=qemu-system-x86 virsh=libvirt-clients sshd=openssh-server ip=iproute2
 	@echo "== tests on real virtual machines, in their own libvirt (as root; about two minutes)"
 	@$(BIN)/pytest -n 0 -v tests/vm
 
