@@ -185,6 +185,9 @@ class Config:
         "A platform call that takes longer has failed.")] = 3600.0
     impact_retry_seconds_max: Annotated[float, Option("Impacts", kind.number(0, 86_400),
         "How long a failed impact is retried, with growing pauses; 0 means no retry.")] = 300.0
+    back_seconds_max: Annotated[float, Option("Impacts", kind.number(0, 86_400),
+        "How long the event of a restarted VM waits until the VM polls again or its guest agent "
+        "answers; 0 means not at all. Divided by `rate`.")] = 300.0
     platform: Annotated[PlatformName, Option("Impacts", kind.choice(PlatformName),
         "What carries out impacts: nothing (a simulation that only takes time), your own commands, "
         "or libvirt.")] = PlatformName.SIMULATED

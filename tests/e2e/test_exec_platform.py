@@ -92,7 +92,7 @@ def test_command_gets_placeholders_as_arguments() -> None:
     )
 
     assert done == ImpactResult(
-        detail="web-0 at host-a Reboot user-restart 2 awk {print $1} ${HOME}"
+        detail="web-0 at host-a Reboot user-restart 2 awk {print $1} ${HOME}", is_back=False
     )
 
 

@@ -27,7 +27,7 @@ from forewarn.core.lifecycle import is_enabled
 from forewarn.core.timing import Timing
 from forewarn.engine.board import Board, PublishedScope, wait_for_change
 from forewarn.engine.engine import Engine
-from forewarn.engine.entry import decode_all
+from forewarn.engine.entry import Entry, decode_all
 from forewarn.engine.lease import TTL_SECONDS
 from forewarn.engine.operations import Operations, ScopedEvent
 from forewarn.engine.record import SCOPE, SEEN
@@ -59,6 +59,12 @@ IMPACT_LIMIT = timedelta(minutes=5)
 COMPARE_CLOCKS_EVERY = timedelta(days=1)
 """Rare, because ten simulated days pass until everything has settled."""
 SPANS = tuple(timedelta(seconds=seconds) for seconds in (0, 1, 5, 20, 60, 300, 900, 3600))
+BOOTS = tuple(timedelta(seconds=seconds) for seconds in (0, 5, 40, 120, 290, 400, 10**7))
+"""How long a guest is down after the platform has restarted it; the last one never comes back."""
+POLL_EVERY = timedelta(seconds=30)
+POLLS_AFTER_BOOT = 20
+KNOWN_EVERYWHERE = timedelta(minutes=10)
+"""After this time every server knows that a scope is polled."""
 
 
 @dataclass
@@ -87,6 +93,8 @@ class Witness:
     transcript: list[str] = field(default_factory=list)
     begun: set[tuple[str, str, int]] = field(default_factory=set)
     done: set[tuple[str, str]] = field(default_factory=set)
+    up_at: dict[tuple[str, str], datetime] = field(default_factory=dict)
+    restarted_at: dict[tuple[str, str], datetime] = field(default_factory=dict)
     broken: Broken | None = None
 
     def must(self, holds: object, rule: str, *facts: object) -> None:
@@ -105,20 +113,7 @@ class Witness:
     def committed(self, writes: Sequence[Write], entries: bytes | None) -> None:
         outcome = decode_all(HistoryValue(0, entries or b"[]"))
         for one in outcome:
-            if one.what is ChangeKind.IMPACTED and one.by.startswith("server-"):
-                self.must(
-                    (one.event, one.vm) in self.done,
-                    "what is told as done was done",
-                    one,
-                )
-            if one.what is ChangeKind.EXECUTED_SILENTLY:
-                scope = self.scopes[one.scope]
-                self.must(
-                    not is_enabled(scope, self.now(), self.timing)
-                    or self._needs_no_notice(scope, one.vm, one.detail),
-                    "who polls is given notice",
-                    one,
-                )
+            self._check_entry(one)
         for write in writes:
             if write.key.startswith("seen/"):
                 self._saw(write.key.split("/")[1], write.value)
@@ -145,6 +140,45 @@ class Witness:
                 )
                 if is_fleet and before is not None:
                     check_members(before, after)
+
+    def _check_entry(self, one: Entry) -> None:
+        if one.what is ChangeKind.IMPACTED and one.by.startswith("server-"):
+            self.must((one.event, one.vm) in self.done, "what is told as done was done", one)
+        if one.what is ChangeKind.RESTARTED:
+            self.restarted_at[one.event, one.vm] = self.now()
+        if one.what is ChangeKind.IMPACTED and one.by != "sim":
+            self._check_back(one)
+        if one.what is ChangeKind.EXECUTED_SILENTLY:
+            scope = self.scopes[one.scope]
+            self.must(
+                not is_enabled(scope, self.now(), self.timing)
+                or self._needs_no_notice(scope, one.vm, one.detail),
+                "who polls is given notice",
+                one,
+            )
+
+    def _check_back(self, done: Entry) -> None:
+        """A restart is over when its guest is up, or at the limit; not when it was reset."""
+        key, now = (done.event, done.vm), self.now()
+        if key not in self.up_at:
+            return
+        if key in self.restarted_at:
+            is_late = now >= self.restarted_at[key] + self.timing.back_limit
+            self.must(self.up_at[key] <= now or is_late, "done means back", done)
+            return
+        scope = self.scopes[done.scope]
+        vm, seen_at = scope.vm(done.vm), scope.seen_at
+        is_polled = seen_at is not None and seen_at < now - KNOWN_EVERYWHERE
+        is_waited_for = (
+            is_polled
+            and is_enabled(scope, now, self.timing)
+            and vm is not None
+            and vm.power is Power.RUNNING
+        )
+        self.must(not is_waited_for, "a restarted VM that polls is waited for", done)
+
+    def is_up(self, vm: str) -> bool:
+        return all(at <= self.now() for (_, name), at in self.up_at.items() if name == vm)
 
     def _saw(self, name: str, value: bytes | None) -> None:
         if value is None:
@@ -308,13 +342,20 @@ class FlakyStore:
 class FlakyPlatform:
     """Takes a random time, and fails or hangs now and then.
 
-    Checks that what it is told to do was announced.
+    Checks that what it is told to do was announced. A restarted guest is down for a while. `boot`
+    is called with its name. The first VM of each scope has a guest agent.
     """
 
     def __init__(
-        self, clock: VirtualClock, chance: random.Random, manners: Manners, witness: Witness
+        self,
+        clock: VirtualClock,
+        chance: random.Random,
+        manners: Manners,
+        witness: Witness,
+        boot: Callable[[str], None],
     ) -> None:
         self._clock, self._chance, self._manners, self._witness = clock, chance, manners, witness
+        self._boot = boot
 
     async def run_impact(self, order: ImpactRequest) -> ImpactResult:
         scope = self._witness.scopes.get(order.scope)
@@ -335,7 +376,18 @@ class FlakyPlatform:
             raise ImpactFailed("bad luck")
         self._witness.done.add((order.event_id, order.vm.name))
         moves = order.type is EventType.REDEPLOY or order.cause is Cause.FAILED
-        return ImpactResult(host=self._chance.choice(HOSTS) if moves else "")
+        is_restarted = order.type in (EventType.REBOOT, EventType.REDEPLOY)
+        if is_restarted:
+            up_at = self._clock.now() + self._chance.choice(BOOTS)
+            self._witness.up_at[order.event_id, order.vm.name] = up_at
+            self._boot(order.vm.name)
+        host = self._chance.choice(HOSTS) if moves else ""
+        return ImpactResult(host=host, is_back=not is_restarted)
+
+    async def wait_until_back(self, request: ImpactRequest) -> None:
+        if not request.vm.name.endswith("-0"):
+            raise ImpactFailed("no guest agent")
+        await self._clock.sleep_until(self._witness.up_at[request.event_id, request.vm.name])
 
 
 class OffClock(VirtualClock):
@@ -369,8 +421,9 @@ class Server:
             with suppress(StoreLost):
                 await self.engine.load()
                 break
+        world = self._world
         platform = FlakyPlatform(
-            self._world.clock, self._world.chance, self._world.manners, self._world.witness
+            world.clock, world.chance, world.manners, world.witness, world.boot
         )
         worker = f"server-{self._number}-{self._world.chance.randint(0, 10**6)}"
         loops = Worker(
@@ -440,7 +493,18 @@ class World:
         self.expiries: set[asyncio.Task[None]] = set()
         self.acknowledged: list[str] = []
         self.waits: list[tuple[PublishedScope, int, asyncio.Task[bool]]] = []
+        self.guests: set[asyncio.Task[None]] = set()
         self.last_id = ""
+
+    def boot(self, vm: str) -> None:
+        """A guest was restarted: when it is up, it polls some server again and again."""
+
+        async def poll() -> None:
+            for _ in range(POLLS_AFTER_BOOT):
+                await self.clock.sleep_until(self.clock.now() + POLL_EVERY)
+                await self._trying(partial(self._poll, vm))
+
+        self.guests.add(asyncio.create_task(poll()))
 
     def expire_later(self, store: FlakyStore, delay: timedelta) -> None:
         """Let the present leases of a server expire by the simulated clock."""
@@ -482,7 +546,7 @@ class World:
         await self._settle_down()
         for server in self.servers:
             await server.kill()
-        for _, _, task in self.waits:
+        for task in (*self.guests, *(task for _, _, task in self.waits)):
             task.cancel()
 
     async def _open(self) -> None:
@@ -535,13 +599,19 @@ class World:
     async def _pass_time(self) -> None:
         await self.clock.advance(self.chance.choice(SPANS))
 
-    async def _poll(self) -> None:
-        server = self._server()
-        place, _ = server.engine.board.find_vm(self._vm())
+    async def _poll(self, name: str = "") -> None:
+        server, name = self._server(), name or self._vm()
+        if not self.witness.is_up(name):
+            return
+        place, _ = server.engine.board.find_vm(name)
+        if place.booting:
+            server.engine.back(place, name)
         await server.engine.seen(place)
 
     async def _approve(self) -> None:
         server, name = self._server(), self._vm()
+        if not self.witness.is_up(name):
+            return
         place, _ = server.engine.board.find_vm(name)
         ids = tuple(event.id for event in place.scope.events)[:2]
         if ids:

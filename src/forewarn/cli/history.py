@@ -24,7 +24,8 @@ SENTENCES = {
     "approved": "approved by {detail}",
     "extended": "postponed {detail}",
     "started": "Started",
-    "impacted": "{vm}: impact finished",
+    "restarted": "{vm}: restarted, not back yet",
+    "impacted": "{vm}: impact finished: {detail}",
     "impact-failed": "{vm}: {detail}",
     "moved": "{vm} moved from {detail}",
     "left": "{vm} left the fleet",
@@ -188,7 +189,7 @@ def format_entry(entry: Mapping[str, Any]) -> str:
     sentence = SENTENCES.get(what, f"{what} {{vm}} {{detail}}").format(
         vm=entry["vm"], detail=detail
     )
-    text = " ".join(sentence.split())
+    text = " ".join(sentence.split()).removesuffix(":")
     return printable(f"{at}  {entry['scope']:10}  {text}{f'  ({event[:8]})' if event else ''}")
 
 

@@ -15,6 +15,8 @@ class ChangeKind(StrEnum):
     APPROVED = "approved"
     STARTED = "started"
     CLAIMED = "claimed"
+    RESTARTED = "restarted"
+    """The platform has restarted a VM, which boots: the impact is done when the VM is back."""
     IMPACTED = "impacted"
     IMPACT_FAILED = "impact-failed"
     EXTENDED = "extended"

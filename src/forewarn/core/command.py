@@ -104,7 +104,8 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """A worker reports the result of its attempt. `problem` is empty on success.
 
-    `host` is where the VM is now, if it moved; `detail` is for the history only.
+    `host` is where the VM is now, if it moved; `detail` is for the history only. `is_back` is
+    False if the VM was restarted and may still boot.
     """
 
     event_id: str
@@ -113,6 +114,15 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     tries: int
     problem: str = ""
     host: str = ""
+    detail: str = ""
+    is_back: bool = True
+
+
+class Back(msgspec.Struct, frozen=True, kw_only=True):
+    """A VM that was restarted is up again. `detail` says how that is known, for the history."""
+
+    event_id: str
+    vm: str
     detail: str = ""
 
 
@@ -154,6 +164,7 @@ Command = (
     | Claim
     | Release
     | Finish
+    | Back
     | Seen
     | Tick
     | SetMembers

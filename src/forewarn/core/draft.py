@@ -172,10 +172,18 @@ class Draft:
         self.put_impact(replace(impact, state=ImpactState.DONE, claimed_by="", detail=""))
         event = self.events.get(impact.event_id, impact)
         self.record(ChangeKind.IMPACTED, event, vm=impact.vm, detail=detail)
-        vm = self.vms.get(impact.vm)
-        if vm is not None:
-            self._apply(impact, vm, host)
+        if impact.state is not ImpactState.BOOTING:  # applied when it was restarted
+            self._apply(impact, host)
         self.end_if_over(impact.event_id)
+
+    def boot(self, impact: Impact, host: str, detail: str) -> None:
+        """The impact restarted the VM: apply its effect, and wait until the VM is back."""
+        due_at = self.now + self.timing.back_limit
+        booting = ImpactState.BOOTING
+        self.put_impact(replace(impact, state=booting, claimed_by="", due_at=due_at, detail=""))
+        event = self.events.get(impact.event_id, impact)
+        self.record(ChangeKind.RESTARTED, event, vm=impact.vm, detail=detail)
+        self._apply(impact, host)
 
     def fail(self, impact: Impact, problem: str) -> None:
         self.put_impact(replace(impact, state=ImpactState.FAILED, claimed_by="", detail=problem))
@@ -265,7 +273,10 @@ class Draft:
                 how = EndReason.COMPLETED if impact.is_over else EndReason.CANCELED
                 self.end(impact.event_id, how, reason)
 
-    def _apply(self, impact: Impact, vm: Vm, host: str) -> None:
+    def _apply(self, impact: Impact, host: str) -> None:
+        vm = self.vms.get(impact.vm)
+        if vm is None:
+            return
         if impact.type is EventType.TERMINATE:
             self.leave(vm)
             return

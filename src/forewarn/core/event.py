@@ -71,6 +71,7 @@ class ImpactState(StrEnum):
 
     WAITING = "waiting"
     CLAIMED = "claimed"
+    BOOTING = "booting"
     DONE = "done"
     FAILED = "failed"
 
@@ -79,8 +80,8 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """The work on one VM, for a Started event or for a silent operation (one without an event).
 
     `event_id` is the id of the event, or of the silent operation. `claimed_by` is the worker that
-    holds it; `due_at` is when it may be claimed, or was. `tries` identifies the attempt.
-    `first_failed_at` is when the retry window began.
+    holds it; `due_at` is when it may be claimed, or was; while its VM boots, it is when the wait
+    ends. `tries` identifies the attempt. `first_failed_at` is when the retry window began.
     """
 
     event_id: str

@@ -11,10 +11,20 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
-from forewarn.core.command import Approve, Cancel, Claim, Complete, Finish, Release, Seen
-from forewarn.core.draft import Draft
+from forewarn.core.command import (
+    Approve,
+    Back,
+    Cancel,
+    Claim,
+    Complete,
+    Finish,
+    Release,
+    Seen,
+    Tick,
+)
+from forewarn.core.draft import POWER_AFTER, Draft
 from forewarn.core.event import Cause, EndReason, Event, EventType, Impact, ImpactState, Status
-from forewarn.core.fleet import Scope
+from forewarn.core.fleet import Power, Scope
 from forewarn.core.timing import Timing
 from forewarn.errors import EventEnded, Forbidden, UnknownEvent, WrongStatus
 
@@ -28,6 +38,9 @@ RETRY_DOUBLINGS_MAX = 16
 """More would overflow a timedelta long after `retry_max` has capped the delay."""
 
 PROBLEM_BYTES_MAX = 100
+
+RESTARTING = (EventType.REBOOT, EventType.REDEPLOY)
+"""The types whose impact may restart a VM. After the others it runs on, or not at all."""
 
 
 # --- events
@@ -102,12 +115,15 @@ def claimable(impacts: Sequence[Impact]) -> Sequence[Impact]:
 
     A VM has one impact at a time. A claimed impact blocks the others, even if it was released:
     then it is taken over first. So does an impact that waits for its retry, because it may have
-    left the VM in any state. Only an impact that makes the retry pointless may overtake it.
+    left the VM in any state, and one whose VM boots. Only an impact that makes the retry or the
+    wait pointless may overtake it.
     """
     for impact in impacts:
         if impact.state is ImpactState.CLAIMED:
             return (impact,)
-    return (impacts[0], *(impact for impact in impacts[1:] if supersedes(impact)))
+    waiting = [impact for impact in impacts if impact.state is ImpactState.WAITING]
+    first = waiting[:1] if len(waiting) == len(impacts) else []
+    return [*first, *(impact for impact in waiting[len(first) :] if supersedes(impact))]
 
 
 def supersedes(impact: Impact) -> bool:
@@ -172,7 +188,9 @@ def finish(draft: Draft, command: Finish) -> None:
     if (impact.claimed_by, impact.tries) != (command.worker, command.tries):
         return
     if not command.problem:
-        draft.finish(impact, command.host, command.detail)
+        is_over = command.is_back or not must_come_back(draft, impact)
+        end = draft.finish if is_over else draft.boot
+        end(impact, command.host, command.detail)
         return
     impact = replace(
         impact, failures=impact.failures + 1, first_failed_at=impact.first_failed_at or draft.now
@@ -187,6 +205,35 @@ def finish(draft: Draft, command: Finish) -> None:
         return
     waiting = ImpactState.WAITING
     draft.put_impact(replace(impact, state=waiting, claimed_by="", due_at=due_at, detail=problem))
+
+
+def must_come_back(draft: Draft, impact: Impact) -> bool:
+    """Whether the impact lasts until its VM, which was restarted, is back.
+
+    A VM that is off does not come back, and where no VM polls nobody would notice that it does.
+    """
+    vm = draft.vms.get(impact.vm)
+    return (
+        impact.type in RESTARTING
+        and vm is not None
+        and POWER_AFTER.get(impact.cause, vm.power) is Power.RUNNING
+        and draft.timing.back_limit > timedelta(0)
+        and is_enabled(draft.scope, draft.now, draft.timing)
+    )
+
+
+def back(draft: Draft, command: Back) -> None:
+    impact = draft.impacts.get((command.event_id, command.vm))
+    if impact is not None and impact.state is ImpactState.BOOTING:
+        draft.finish(impact, detail=command.detail)
+
+
+def tick(draft: Draft, command: Tick) -> None:
+    """End the wait for VMs that have not come back in time. `settle` does everything else."""
+    seconds = draft.timing.back_limit.total_seconds()
+    for impact in list(draft.impacts.values()):
+        if impact.state is ImpactState.BOOTING and impact.due_at <= draft.now:
+            draft.finish(impact, detail=f"not back after {seconds:g} seconds")
 
 
 def shorten(problem: str) -> str:

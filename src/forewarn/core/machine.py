@@ -11,15 +11,19 @@ States of an event:
 
 States of an impact, one for each VM of a Started event or of a silent operation:
 
-              claimed by a worker            finished
-    waiting ----------------------> claimed ----------> done
-       ^                              |  ^  |
-       |  failed, to be retried later |  |  | released: another worker claims it
-       +------------------------------+  +--+
-                                      | failed at the end of the retry window, or TRIES_MAX releases
-                                      +----------------------------------------> failed
+              claimed by a worker              finished
+    waiting ----------------------> claimed ------------------------------> done
+       ^                             | | ^ |                                  ^
+       |                             | | | | finished, and the VM boots       | it is back, or its
+       |                             | | | +-----------------------> booting -+ time is over
+       | failed, to be retried later | | |
+       +-----------------------------+ +-+ released: another worker claims it
+                                     |
+                                     | failed at the end of the retry window, or TRIES_MAX releases
+                                     +-------------------------------------> failed
 
-A VM has one impact at a time, in the order of creation (`lifecycle.claimable`).
+A VM has one impact at a time, in the order of creation (`lifecycle.claimable`). While it boots, it
+is still under impact, so the event stays in the document; but no worker holds a claim.
 
 Every command takes the same three steps: apply its own rule; `settle`, that is, start everything
 that may start now; increment the incarnation if the document has changed. So no event that is due
@@ -38,7 +42,7 @@ from forewarn.core import command as commands
 from forewarn.core import lifecycle, membership, scheduling
 from forewarn.core.change import Change
 from forewarn.core.draft import Draft
-from forewarn.core.event import Event, EventType, Impact, Source, Status
+from forewarn.core.event import Event, EventType, Impact, ImpactState, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind
 from forewarn.core.timing import Timing
 
@@ -57,8 +61,9 @@ RULES: dict[type[commands.Command], Callable[[Draft, Any], None]] = {
     commands.Claim: lifecycle.claim,
     commands.Release: lifecycle.release,
     commands.Finish: lifecycle.finish,
+    commands.Back: lifecycle.back,
     commands.Seen: lifecycle.seen,
-    commands.Tick: lambda draft, command: None,  # settle does the work
+    commands.Tick: lifecycle.tick,
     commands.SetMembers: membership.set_members,
     commands.Retire: membership.retire,
 }
@@ -247,9 +252,14 @@ def domains_under_impact(scope: Scope) -> set[int]:
 
 
 def next_deadline(scope: Scope) -> datetime | None:
-    """When to tick: the nearest NotBefore. Held events start when the event before them ends."""
+    """When to tick: the nearest NotBefore, or the end of the wait for a VM that boots.
+
+    Held events start when the event before them ends.
+    """
     scheduled = [event for event in scope.events if event.status is Status.SCHEDULED]
-    return min((event.not_before for event in select_startable(scope, scheduled)), default=None)
+    times = [event.not_before for event in select_startable(scope, scheduled)]
+    times += [impact.due_at for impact in booting_impacts(scope)]
+    return min(times, default=None)
 
 
 def next_impact_at(scope: Scope) -> datetime | None:
@@ -262,6 +272,11 @@ def due_impacts(scope: Scope, now: datetime) -> tuple[Impact, ...]:
     """The impacts that any worker may claim now, at most one for each VM."""
     due = (lifecycle.next_due(open_, now) for open_ in open_impacts(scope))
     return tuple(impact for impact in due if impact is not None)
+
+
+def booting_impacts(scope: Scope) -> list[Impact]:
+    """The impacts that wait until their VM is back."""
+    return [impact for impact in scope.impacts if impact.state is ImpactState.BOOTING]
 
 
 def open_impacts(scope: Scope) -> Iterable[list[Impact]]:

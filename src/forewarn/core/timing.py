@@ -37,6 +37,7 @@ DURATION: Mapping[EventType, timedelta] = MappingProxyType(
 """How long a simulated impact takes: the medians observed on Azure (protocol 6.3)."""
 
 RETRY_WINDOW = timedelta(seconds=300)
+BACK_LIMIT = timedelta(minutes=5)
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -45,7 +46,8 @@ class Timing(msgspec.Struct, frozen=True):
     A scope is enabled for `enabled_for` after a poll; polls are recorded once per `seen_interval`.
     A failed impact is retried after `retry`, then after twice as long each time, up to `retry_max`,
     until `retry_window` has passed since its first failure. Retries are between servers and
-    platforms, so a rate does not change them.
+    platforms, so a rate does not change them. A VM that was restarted has `back_limit` to come
+    back; 0: nothing waits for it.
     """
 
     notice: Mapping[EventType, timedelta] = NOTICE
@@ -57,9 +59,16 @@ class Timing(msgspec.Struct, frozen=True):
     retry: timedelta = timedelta(seconds=5)
     retry_max: timedelta = timedelta(seconds=60)
     retry_window: timedelta = RETRY_WINDOW
+    back_limit: timedelta = BACK_LIMIT
 
     @classmethod
-    def at_rate(cls, rate: float, *, retry_window: timedelta = RETRY_WINDOW) -> "Timing":
+    def at_rate(
+        cls,
+        rate: float,
+        *,
+        retry_window: timedelta = RETRY_WINDOW,
+        back_limit: timedelta = BACK_LIMIT,
+    ) -> "Timing":
         """The standard durations divided by the rate: at 60, 15 minutes of notice take 15 s."""
         return cls(
             notice={type_: notice / rate for type_, notice in NOTICE.items()},
@@ -69,6 +78,7 @@ class Timing(msgspec.Struct, frozen=True):
             seen_interval=timedelta(hours=1) / rate,
             rate=rate,
             retry_window=retry_window,
+            back_limit=back_limit / rate,
         )
 
 

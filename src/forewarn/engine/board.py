@@ -6,7 +6,7 @@ once per change and api-version, by the first poll that needs it (`web/metadata/
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar, overload
@@ -16,6 +16,7 @@ from sortedcontainers import SortedList
 
 from forewarn.core.event import Event, EventType, Status
 from forewarn.core.fleet import Scope, Vm
+from forewarn.core.machine import booting_impacts
 from forewarn.errors import UnknownHost, UnknownScope, UnknownVm
 
 K = TypeVar("K")
@@ -30,10 +31,11 @@ class PublishedScope:
     `seen_revision` is that of the record of its polls; 0 if there is none. Until `fresh_until`
     (seconds since the epoch) polls need not be recorded; 0: record the next.
     `waiters` are the callbacks of long polls, in the order in which they came: each is called once,
-    after the next change of the document or of the scope's VMs.
+    after the next change of the document or of the scope's VMs. `booting` are the VMs whose next
+    poll ends an impact; None if there are none.
     """
 
-    __slots__ = ("fresh_until", "pages", "revision", "scope", "seen_revision", "waiters")
+    __slots__ = ("booting", "fresh_until", "pages", "revision", "scope", "seen_revision", "waiters")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -42,6 +44,7 @@ class PublishedScope:
         self.pages: dict[str, bytes] = {}
         self.waiters: dict[Callable[[], None], None] | None = None
         self.fresh_until = 0.0
+        self.booting: Set[str] | None = None
 
     def add_waiter(self, callback: Callable[[], None]) -> None:
         self.waiters = self.waiters or {}
@@ -114,6 +117,7 @@ class Board:
                 published.pages = {}
                 self.wake(published)
         published.revision = revision
+        published.booting = {impact.vm for impact in booting_impacts(scope)} or None
         for callback in self._subscribers:
             callback(published)
 
@@ -147,6 +151,7 @@ class Board:
         if published is None:
             return
         old, published.scope, published.revision = published.scope, Scope(name=name), revision
+        published.booting = None
         self.scope_names.remove(name)
         self._index(published, old, published.scope)
         self.wake(published)

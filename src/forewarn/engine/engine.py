@@ -15,10 +15,10 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from forewarn.core.change import ChangeKind
-from forewarn.core.command import Command, Degrade, Maintain, Operation, Seen
+from forewarn.core.command import Back, Command, Degrade, Maintain, Operation, Seen
 from forewarn.core.fleet import Scope
 from forewarn.core.lifecycle import is_enabled
-from forewarn.core.machine import Outcome, decide
+from forewarn.core.machine import Outcome, booting_impacts, decide
 from forewarn.core.timing import Timing
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.clock import Clock
@@ -73,7 +73,7 @@ class Engine(Replica):
         self.clock_compared.set()
         self._lost_at: datetime | None = None
         self._commands = CommandQueues(self)
-        self._background: dict[str, asyncio.Task[None]] = {}
+        self._background: dict[tuple[str, Command], asyncio.Task[None]] = {}
         declare = self.board.declare_hosts
         self.register(FLEET_KEY, HOSTS)
         self.on_change(FLEET_KEY, lambda old, new: declare(old and old.names, new and new.names))
@@ -314,18 +314,32 @@ class Engine(Replica):
         Only a poll that enables the scope waits for the commit. If the store does not answer, the
         poll gets its document anyway, and a later poll tries again.
         """
-        name = published.scope.name
-        task = self._background.get(name)
-        if task is None:
-            task = self._background[name] = asyncio.create_task(self._see(published))
-            task.add_done_callback(lambda _: self._background.pop(name, None))
+        task = self._start_recording(published, Seen())
         if not is_enabled(published.scope, self.clock.now(), self.timing):
             await asyncio.shield(task)
 
-    async def _see(self, published: PublishedScope) -> None:
+    def back(self, published: PublishedScope, vm: str) -> None:
+        """Record in the background that a VM has polled after it was restarted."""
+        for impact in booting_impacts(published.scope):
+            if impact.vm == vm:
+                back = Back(event_id=impact.event_id, vm=vm, detail="polled again")
+                self._start_recording(published, back)
+
+    def _start_recording(
+        self, published: PublishedScope, command: Seen | Back
+    ) -> asyncio.Task[None]:
+        """The task that submits what a poll means. Many polls may share one."""
+        key = published.scope.name, command
+        task = self._background.get(key)
+        if task is None:
+            task = self._background[key] = asyncio.create_task(self._record(published, command))
+            task.add_done_callback(lambda _: self._background.pop(key, None))
+        return task
+
+    async def _record(self, published: PublishedScope, command: Seen | Back) -> None:
         try:
             async with asyncio.timeout(SEEN_SECONDS_MAX):
-                await self.submit(published.scope.name, Seen(), by="poll")
+                await self.submit(published.scope.name, command, by="poll")
         except (Error, TimeoutError) as error:
             published.fresh_until = self.clock.now().timestamp() + SEEN_AGAIN_SECONDS
             self.throttled_log.warn(

@@ -10,11 +10,12 @@ from msgspec.structs import replace
 
 from forewarn.core.command import Claim, Finish, Tick
 from forewarn.core.draft import DETAIL_LENGTH_MAX
-from forewarn.core.event import UNKNOWN_SECONDS, Impact
+from forewarn.core.event import Impact
 from forewarn.core.fleet import Scope
 from forewarn.core.lifecycle import WAIT_MAX
 from forewarn.core.machine import Outcome, due_impacts, next_deadline, next_impact_at
 from forewarn.engine.board import PublishedScope, SortedKeys
+from forewarn.engine.boot_watch import BootWatch
 from forewarn.engine.clock import wait_for, within
 from forewarn.engine.clock_skew import COMPARE_EVERY, ClockSkew
 from forewarn.engine.engine import Engine
@@ -23,7 +24,13 @@ from forewarn.engine.replica import POLLS_PASS_EVERY, SCOPE_KEY
 from forewarn.engine.transaction import LeaseLost
 from forewarn.errors import Error, ImpactFailed, NotFound, RecordUnreadable, Unavailable
 from forewarn.log import log
-from forewarn.platform.base import SHORTAGES, ImpactRequest, ImpactResult, Platform
+from forewarn.platform.base import (
+    SHORTAGES,
+    ImpactRequest,
+    ImpactResult,
+    Platform,
+    make_request,
+)
 from forewarn.store.base import Lease
 
 SCOPES_AT_ONCE_MAX = 32
@@ -63,10 +70,11 @@ class Worker:
                       +------------+------------+-------> (dropped)
 
     `_queue` has the scopes with QUEUED impacts; `_running` has a job for each VM whose impact is
-    CLAIMING or RUNNING: a VM has one impact at a time on its platform, too. Claims and results are
-    committed only under the lease, and no platform call starts without it. A claim is good while
-    the lease of its worker exists; no renewal is written for it. After a lost lease the worker
-    continues under another name, so that its old claims are not mistaken for good ones.
+    CLAIMING or RUNNING: a VM has one impact at a time on its platform, too. If the VM boots after
+    that, `_boot_watch` notices when it is back. Claims and results are committed only under the
+    lease, and no platform call starts without it. A claim is good while the lease of its worker
+    exists; no renewal is written for it. After a lost lease the worker continues under another
+    name, so that its old claims are not mistaken for good ones.
     """
 
     engine: Engine
@@ -91,6 +99,7 @@ class Worker:
         self._running: dict[tuple[str, str], Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Future[ImpactResult]] = set()
+        self._boot_watch = BootWatch(engine, self.platform)
         self._releaser = ClaimReleaser(engine)
         self._clock_skew = ClockSkew(engine, self._changed.set, every=self.compare_clocks_every)
         engine.board.subscribe(self._on_scope_changed)
@@ -137,6 +146,7 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             self._running.clear()
+            await self._boot_watch.stop()
             if self._calls:
                 await asyncio.wait(self._calls, timeout=self.stop_seconds_max)
 
@@ -242,6 +252,7 @@ class Worker:
             finish = await self._claim_and_run(job, scope, impact, lease)
             if finish is not None:
                 await self._finish(scope, finish, lease)
+                self._boot_watch.start(scope, finish.event_id, finish.vm, self._name)
         except LeaseLost:
             return  # the server that takes over records the result
         except Exception:  # a bug with this one impact must not stop the others
@@ -276,14 +287,9 @@ class Worker:
         if outcome is None or published is None:
             return None
         claimed = published.scope.impact(impact.event_id, impact.vm)
-        vm = published.scope.vm(impact.vm)
-        if claimed is None or vm is None or claimed.claimed_by != name:
+        if claimed is None or claimed.claimed_by != name:
             return None
-        event = published.scope.event(claimed.event_id)
-        duration = UNKNOWN_SECONDS if event is None else event.duration_seconds
-        return ImpactRequest(
-            claimed.event_id, scope, vm, claimed.type, claimed.cause, claimed.tries, duration
-        )
+        return make_request(published.scope, claimed)
 
     async def _run_impact(self, request: ImpactRequest, lease: Lease) -> Finish:
         """Run the impact and describe its result."""
@@ -292,7 +298,8 @@ class Worker:
         )
         try:
             result = await self._call_until_started(request, lease)
-            return replace(finish, host=result.host, detail=result.detail[:DETAIL_LENGTH_MAX])
+            detail = result.detail[:DETAIL_LENGTH_MAX]
+            return replace(finish, host=result.host, detail=detail, is_back=result.is_back)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():

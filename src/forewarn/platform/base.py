@@ -3,10 +3,10 @@
 import errno
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from forewarn.core.event import UNKNOWN_SECONDS, Cause, EventType
-from forewarn.core.fleet import Vm
+from forewarn.core.event import UNKNOWN_SECONDS, Cause, EventType, Impact
+from forewarn.core.fleet import Scope, Vm
 
 SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
 """OSErrors that mean this machine lacks file descriptors, memory or processes for now."""
@@ -36,15 +36,28 @@ class ImpactRequest:
         return self.type is EventType.REDEPLOY or self.cause is Cause.FAILED
 
 
+def make_request(scope: Scope, impact: Impact) -> ImpactRequest | None:
+    """The request for an impact as it is now; None if its VM is gone."""
+    vm, event = scope.vm(impact.vm), scope.event(impact.event_id)
+    if vm is None:
+        return None
+    seconds = UNKNOWN_SECONDS if event is None else event.duration_seconds
+    return ImpactRequest(
+        impact.event_id, scope.name, vm, impact.type, impact.cause, impact.tries, seconds
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ImpactResult:
     """The impact succeeded.
 
     `host` is where the VM runs now, empty if it did not move. `detail` is for the history.
+    `is_back` is False if the VM was restarted and may still boot.
     """
 
     host: str = ""
     detail: str = ""
+    is_back: bool = True
 
 
 class Sleeper(Protocol):
@@ -63,3 +76,14 @@ class Platform(Protocol):
     """
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult: ...
+
+
+@runtime_checkable
+class BackWatcher(Protocol):
+    """A platform that can notice when a restarted VM is back. The others leave it to the polls."""
+
+    async def wait_until_back(self, request: ImpactRequest) -> None:
+        """Return when the guest is up. Cancelled when the VM has polled, or at the limit.
+
+        `request.vm.host` is where the VM is now.
+        """

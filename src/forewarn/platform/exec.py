@@ -68,7 +68,7 @@ class ExecPlatform:
         if problem:
             raise ImpactFailed(f"{words[0]} {problem}", output=text)
         hosts = HOST_LINE.findall(text)
-        return ImpactResult(host=hosts[-1] if hosts else "", detail=text)
+        return ImpactResult(host=hosts[-1] if hosts else "", detail=text, is_back=False)
 
     async def _run(
         self, words: tuple[str, ...], environ: Mapping[str, str], output: "Output"

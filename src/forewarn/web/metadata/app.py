@@ -166,6 +166,8 @@ class Metadata:
         known = document.read_tags(request.header(b"if-none-match"))
         applied: tuple[Header, ...] = ()
         if request.method == "GET":
+            if client.place.booting:
+                self._engine.back(client.place, client.vm)
             await self._record(client.place)
             client = self._identify(request)  # `_record` may have taken minutes
             seconds = requests.wait_seconds(request, self._config)

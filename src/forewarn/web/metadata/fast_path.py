@@ -152,24 +152,31 @@ class Polls(ConnectionPolicy):
 
     def find(self, poll: ParsedPoll, address: str) -> PublishedScope | None:
         """The scope of the client; None if it is unknown."""
+        return self.board.vms.get(self.find_name(poll, address))
+
+    def find_name(self, poll: ParsedPoll, address: str) -> str:
+        """The name of the client's VM; empty if it is unknown."""
         board = self.board
         if poll.signed is None:
-            return board.vms.get(poll.vm or board.addresses.get(address, ""))
+            return poll.vm or board.addresses.get(address, "")
         try:
-            place = board.vms.get(find_signed_vm(poll.signed, board, self._tokens))
+            name = find_signed_vm(poll.signed, board, self._tokens)
         except Forbidden:
-            return None  # the application refuses it
+            return ""  # the application refuses it
         if address not in self.relays and len(self.relays) < RELAYS_MAX:
             self.relays.add(address)
-        return place
+        return name
 
     def respond(self, poll: ParsedPoll, address: str) -> bytes | None:
         """The whole response; empty if a long poll has to wait for it.
 
         None if the client is unknown or the poll must be recorded first.
         """
-        place = self.find(poll, address)
+        name = self.find_name(poll, address)
+        place = self.board.vms.get(name)
         if place is None or place.fresh_until <= self.now:
+            return None
+        if place.booting and name in place.booting:
             return None
         if poll.wait_seconds and place.scope.incarnation in poll.known:
             return b""
