@@ -134,6 +134,10 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(request)
         return pending
 
+    def give_up(self, seconds: float) -> None:
+        """Fail the request, which took too long. A timer of this costs less than a timeout."""
+        self._fail(f"had no response within {seconds:g} s")
+
     def close(self) -> None:
         self.is_open = False
         if self._transport is not None:

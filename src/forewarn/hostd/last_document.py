@@ -14,6 +14,7 @@ DOCUMENTS_PER_GUEST_MAX = 4
 DOCUMENT_BYTES_MAX = 256 * 1024
 DOCUMENTS_BYTES_MAX = 8 << 20
 KEY_BYTES_MAX = 1024
+RELEVANT = (b"metadata", b"origin", b"if-none-match", b"prefer")
 
 
 class Poll(NamedTuple):
@@ -29,14 +30,14 @@ class Poll(NamedTuple):
         path = request.target.partition(b"?")[0].lower()
         if request.method != "GET" or not path.removesuffix(b"/").endswith(b"/scheduledevents"):
             return None
-        values: dict[bytes, list[bytes]] = {}
+        values = dict.fromkeys(RELEVANT, b"")
         for name, value in request.headers:
-            values.setdefault(name, []).append(value)
-        joined = {name: b", ".join(repeated) for name, repeated in values.items()}
-        key = (request.target, joined.get(b"metadata", b""), joined.get(b"origin", b""))
-        tags = document.read_tags(joined.get(b"if-none-match", b"").decode("latin-1"))
-        prefer = joined.get(b"prefer", b"").decode("latin-1")
-        return cls(vm, key, tags, preferred_seconds(prefer))
+            if name in values:
+                values[name] = b"%b, %b" % (values[name], value) if values[name] else value
+        metadata, origin, known, prefer = values.values()
+        key = (request.target, metadata, origin)
+        tags = document.read_tags(known.decode("latin-1"))
+        return cls(vm, key, tags, preferred_seconds(prefer.decode("latin-1")) if prefer else 0)
 
 
 class LastDocuments:

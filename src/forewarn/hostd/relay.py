@@ -13,7 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from forewarn.engine.clock import RealClock
 from forewarn.engine.log_throttle import ThrottledLog
@@ -24,21 +26,11 @@ from forewarn.hostd.ports import BridgePorts, Peer, peer_of
 from forewarn.hostd.upstream import TRY_NEXT, Request, Upstream
 from forewarn.log import log
 from forewarn.option_kind import Address
+from forewarn.web.http import message
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import Connection, ConnectionPolicy
 from forewarn.web.http.listener import SERVER_METADATA, Listener
-from forewarn.web.http.message import (
-    CLOSE,
-    CONTENT_TYPE,
-    Header,
-    Message,
-    Receive,
-    Send,
-    content_length,
-    plain_address,
-    read_body,
-    wait_for_disconnect,
-)
+from forewarn.web.http.message import Header
 from forewarn.web.http_status import (
     BUG,
     METADATA_STATUS,
@@ -54,38 +46,26 @@ ADDRESS_V6 = "fe80::a9fe:a9fe"
 FOLLOW_SECONDS = 2.0
 WAIT_SECONDS_MAX = 3600
 """The longest that a server can be configured to let a long poll wait."""
-REQUESTS_PER_GUEST_MAX = 32
 LIMITS = Limits(connections_max=4096, connections_per_address_max=64)
 
 HOST, ID, SIGNATURE = b"x-forewarn-host", b"x-instance-id", b"x-instance-id-signature"
 HOP_BY_HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
+    b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade".split()
 )
 NOT_FORWARDED = HOP_BY_HOP | {b"content-length", b"expect", HOST, ID, SIGNATURE}
+BODY_FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
-class Signer:
-    """Signs the identity of guests with the host's token.
+class Signer(NamedTuple):
+    """Signs the identity of guests. Servers know the digest of the host's token, the key."""
 
-    Servers have its digest, which is the key.
-    """
-
-    def __init__(self, token_name: str, key: bytes) -> None:
-        self._host = (HOST, token_name.encode())
-        self._key = key
+    token_name: str
+    key: bytes
 
     def sign(self, vm: str) -> tuple[Header, ...]:
-        identity = vm.encode()
-        signature = hmac.digest(self._key, identity, "sha256").hex().encode()
-        return self._host, (ID, identity), (SIGNATURE, signature)
+        signature = hmac.digest(self.key, vm.encode(), "sha256").hex()
+        values = (self.token_name.encode(), vm.encode(), signature.encode())
+        return tuple(zip((HOST, ID, SIGNATURE), values, strict=True))
 
 
 class Ports(Protocol):
@@ -114,20 +94,22 @@ class RelayPolicy(ConnectionPolicy):
 
     def vm_of(self, peer: Peer) -> str:
         """The id of the guest; empty if it is not one. Unavailable if its port just changed."""
-        port = self._ports.port_of(peer, asyncio.get_running_loop().time())
+        port = self._ports.port_of(peer, time.monotonic())
         return (self._vm_of_port(self._ports.bridge, port) or "") if port else ""
 
 
 class RelayConnection(Connection):
     """A guest's connection; `address` is the id of the guest that opened it, if it is one.
 
-    So limits for an address are limits for a guest, however many addresses it uses.
+    So limits for an address are limits for a guest, however many addresses it uses. The
+    application is a `Relay`. It gets the connection: uvicorn's way to call an application, with a
+    message for each part of a response, takes longer than all the rest.
     """
 
     policy: RelayPolicy
 
     def identify(self) -> str:
-        address = plain_address(self.client[0]) if self.client else ""
+        address = message.plain_address(self.client[0]) if self.client else ""
         self.peer = peer_of(self.transport.get_extra_info("socket"), address)
         try:
             return self.policy.vm_of(self.peer)
@@ -144,13 +126,44 @@ class RelayConnection(Connection):
 
     def start_request(self) -> None:
         self.check_identity()
-        cast("Message", self.scope)["connection"] = self
-        super().start_request()
-        # The server's response has these headers already.
-        self.cycle.default_headers = []
-        if self.parser.get_http_version() == "1.0" and self.parser.should_keep_alive():
-            self.cycle.keep_alive = True  # uvicorn would close
-            self.cycle.default_headers = [(b"connection", b"keep-alive")]
+        self.method = self.parser.get_method().decode()
+        self.is_old = self.parser.get_http_version() == "1.0"
+        self.cycle = RequestResponseCycle(
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=[],
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        task = self.loop.create_task(self.app(self))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def send_response(self, response: Response) -> None:
+        cycle = self.cycle
+        if cycle.disconnected or self.transport.is_closing():
+            return
+        headers = response.headers
+        is_framed = response.status in (204, 304) or self.method == "HEAD"
+        if not is_framed and not any(name.lower() == b"content-length" for name, _ in headers):
+            headers = [*headers, message.content_length(response.body)]
+        if not cycle.keep_alive:
+            headers = [*headers, message.CLOSE]
+        elif self.is_old:
+            headers = [*headers, (b"connection", b"keep-alive")]
+        head = STATUS_LINE[response.status] + message.encode_headers(headers)
+        self.transport.write(b"%b\r\n%b" % (head, response.body))
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client of a long poll that closes its side is gone."""
@@ -161,40 +174,39 @@ class RelayConnection(Connection):
 class Relay:
     """The application of all bridges."""
 
+    requests_per_guest_max = 32
+
     def __init__(
         self, upstream: Upstream, signer: Signer, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._upstream = upstream
-        self._now = now
         self._signer = signer
+        self._now = now
         self._documents = LastDocuments()
         self._active: Counter[str] = Counter()
         self._waiting: set[asyncio.Task[Response]] = set()
         self._is_stopping = False
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        connection: RelayConnection = scope["connection"]
+    async def __call__(self, connection: RelayConnection) -> None:
         vm = connection.address
         self._active[vm] += 1
         try:
-            response = await self._respond(vm, connection, receive)
+            status, headers, body = await self._respond(connection)
             connection.check_identity()
-            headers = [each for each in response.headers if each[0].lower() not in HOP_BY_HOP]
-            response = response._replace(headers=headers)
+            passed_on = [header for header in headers if header[0].lower() not in HOP_BY_HOP]
+            response = Response(status, passed_on, body)
         except ClientGone:
             return
         except Error as error:
-            response = self._error(error, connection)
+            response = _error_response(error, connection)
         except Exception:
-            log.exception("request failed", method=scope["method"], path=scope["path"])
-            response = self._error(BUG, connection)
+            log.exception("request failed", method=connection.method)
+            response = _error_response(BUG, connection)
         finally:
             self._active[vm] -= 1
             if not self._active[vm]:
                 del self._active[vm]
-        start = {"type": "http.response.start", "status": response.status}
-        await send({**start, "headers": response.headers})
-        await send({"type": "http.response.body", "body": response.body})
+        connection.send_response(response)
 
     def stop(self) -> None:
         """Respond to all long polls now."""
@@ -202,25 +214,24 @@ class Relay:
         for poll in self._waiting:
             poll.cancel()
 
-    async def _respond(self, vm: str, connection: RelayConnection, receive: Receive) -> Response:
-        if self._active[vm] > REQUESTS_PER_GUEST_MAX:
-            raise TooManyRequests(
-                f"Too many requests. {REQUESTS_PER_GUEST_MAX} at a time are accepted"
-            )
+    async def _respond(self, connection: RelayConnection) -> Response:
+        vm, receive = connection.address, cast("message.Receive", connection.cycle.receive)
+        if self._active[vm] > self.requests_per_guest_max:
+            most = self.requests_per_guest_max
+            raise TooManyRequests(f"Too many requests. {most} at a time are accepted")
         headers = forwarded_headers(connection.headers)
-        names = {name for name, _ in connection.headers}
-        has_body = not names.isdisjoint((b"content-length", b"transfer-encoding"))
-        body = await read_body(receive) if has_body else None
+        has_body = any(name in BODY_FRAMING for name, _ in connection.headers)
+        body = await message.read_body(receive) if has_body else None
         signed = (*headers, *self._signer.sign(vm))
-        request = Request(connection.scope["method"], connection.url, signed, body)
+        request = Request(connection.method, connection.url, signed, body)
         poll = Poll.parse(vm, request)
         if poll is not None:
             return await self._poll(poll, request, receive)
-        if request.method != "HEAD" and request.method != "GET":
+        if request.method not in ("GET", "HEAD"):
             request = request._replace(may_repeat=False, is_fresh=True)
         return await self._upstream.send(request)
 
-    async def _poll(self, poll: Poll, request: Request, receive: Receive) -> Response:
+    async def _poll(self, poll: Poll, request: Request, receive: message.Receive) -> Response:
         response = None
         if poll.wait_seconds:
             response = await self._wait(request, poll.wait_seconds, receive)
@@ -237,14 +248,16 @@ class Relay:
         self._documents.record(poll, response, self._now())
         return response
 
-    async def _wait(self, request: Request, seconds: int, receive: Receive) -> Response | None:
+    async def _wait(
+        self, request: Request, seconds: int, receive: message.Receive
+    ) -> Response | None:
         """The response to a long poll; None if another request has to be sent, without waiting."""
         if self._is_stopping or not self._upstream.has_room:
             return None
         seconds_max = min(seconds, WAIT_SECONDS_MAX) + request.seconds_max
         waiting = request._replace(seconds_max=seconds_max, may_repeat=False)
         poll = asyncio.create_task(self._upstream.send(waiting))
-        gone = asyncio.create_task(wait_for_disconnect(receive))
+        gone = asyncio.create_task(message.wait_for_disconnect(receive))
         self._waiting.add(poll)
         try:
             await asyncio.wait((poll, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -259,16 +272,14 @@ class Relay:
             gone.cancel()
         return None if response and response.status in TRY_NEXT else response
 
-    def _error(self, error: Error, connection: RelayConnection) -> Response:
-        body = metadata_body(error)
-        more = (
-            (name.lower().encode(), value.encode()) for name, value in headers_of(error).items()
-        )
-        default = connection.server_state.default_headers
-        headers = [*default, CONTENT_TYPE, *more, content_length(body)]
-        if isinstance(error, Forbidden):
-            headers.append(CLOSE)
-        return Response(status_of(error, METADATA_STATUS), headers, body)
+
+def _error_response(error: Error, connection: RelayConnection) -> Response:
+    body = metadata_body(error)
+    more = [(name.lower().encode(), value.encode()) for name, value in headers_of(error).items()]
+    headers = [*connection.server_state.default_headers, message.CONTENT_TYPE, *more]
+    if isinstance(error, Forbidden):
+        connection.cycle.keep_alive = False
+    return Response(status_of(error, METADATA_STATUS), headers, body)
 
 
 def forwarded_headers(headers: list[Header]) -> list[Header]:

@@ -165,13 +165,13 @@ async def _ask(server: Server, request: Request) -> Response:
 
 
 async def _exchange(server: Server, connection: HttpConnection, request: Request) -> Response:
+    loop = asyncio.get_running_loop()
     data, is_head = request.encode(server.address), request.method == "HEAD"
+    timer = loop.call_later(request.seconds_max, connection.give_up, request.seconds_max)
     try:
-        async with asyncio.timeout(request.seconds_max):
-            response = await connection.send(data, is_head=is_head)
-    except TimeoutError as error:
-        limit = f"{request.seconds_max:g} s"
-        raise ServerLost(f"{server.address.url} does not answer within {limit}") from error
+        response = await connection.send(data, is_head=is_head)
+    finally:
+        timer.cancel()
     if connection.is_open:
-        server.keep(connection, asyncio.get_running_loop().time())
+        server.keep(connection, loop.time())
     return response
