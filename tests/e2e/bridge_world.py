@@ -57,7 +57,11 @@ def _connect(host: str, port: int, source: str) -> socket.socket:
     if source:
         connected.bind((source, 0))
     scope = (0, socket.if_nametoindex("eth0")) if family is socket.AF_INET6 else ()
-    connected.connect((host, port, *scope))
+    try:
+        connected.connect((host, port, *scope))
+    except OSError:
+        connected.close()
+        raise
     return connected
 
 
@@ -94,6 +98,7 @@ class BridgeWorld:
         self.host = self.add_namespace()
         self.ports: dict[str, str] = {}
         self.admin = ""
+        self.servers: list[subprocess.Popen[str]] = []
         self._relay: subprocess.Popen[str] | None = None
 
     def add_namespace(self) -> str:
@@ -186,7 +191,7 @@ class BridgeWorld:
             "--store",
             f"sqlite:///{self.folder}/forewarn.db",
             "--metadata",
-            f"127.0.0.1:808{number}",
+            f"0.0.0.0:808{number}",
             "--control",
             f"127.0.0.1:908{number}",
             *flags,
@@ -213,13 +218,15 @@ class BridgeWorld:
         assert process.returncode == 0, (self.folder / "log.txt").read_text()
         return output
 
-    def connect(self, guest: Guest, host: str = ALIAS, source: str = "") -> GuestClient:
+    def connect(
+        self, guest: Guest, host: str = ALIAS, source: str = "", port: int = 80
+    ) -> GuestClient:
         """Once the port forwards: a bridge takes a moment after it was plugged in."""
         clients: list[GuestClient] = []
 
         def is_connected() -> bool:
             with suppress(OSError):
-                clients.append(GuestClient(guest.namespace, host, source))
+                clients.append(GuestClient(guest.namespace, host, source, port))
             return bool(clients)
 
         eventually(is_connected)

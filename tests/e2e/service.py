@@ -124,15 +124,15 @@ class Service:
         ).encode()
         return call("POST", url, body, headers={"Metadata": "true"})[0]
 
-    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    def ask(
+        self, method: str, path: str, body: object = None, *, token: str = ""
+    ) -> tuple[int, Any]:
         """A request to the control API."""
         sent = None if body is None else json.dumps(body).encode()
-        status, response = call(
-            method,
-            f"{self.control}/api/v1{path}",
-            sent,
-            headers={"Content-Type": "application/json"},
-        )
+        headers = {"Content-Type": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        status, response = call(method, f"{self.control}/api/v1{path}", sent, headers=headers)
         return status, json.loads(response) if response else None
 
 
