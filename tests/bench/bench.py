@@ -1,8 +1,9 @@
 """Speed as ratios in one run: our server and nginx take turns on the same core, and the median of
 several rounds counts.
 
-`python -m tests.bench [scale] [--write docs/benchmarks.md] [--rounds N] [--seconds N] [--vms N,N]`.
-With `scale`, only the growth with the fleet is measured. Exits 1 where a goal is missed.
+`python -m tests.bench [scale|relay] [--write docs/benchmarks.md] [--rounds N] [--seconds N]
+[--vms N,N]`. With `scale`, only the growth with the fleet is measured, with `relay` only a host's
+relay. Exits 1 where a goal is missed.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench import agent, attack, scale, scale_report, wait
+from tests.bench import agent, attack, relay, scale, scale_report, wait
 from tests.bench.load import (
     CLOSING,
     LOAD_CORE,
@@ -96,7 +97,7 @@ WOKEN_MILLISECONDS_MAX = 500
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", nargs="?", choices=["scale"], help="measure nothing else")
+    parser.add_argument("part", nargs="?", choices=["scale", "relay"], help="measure nothing else")
     parser.add_argument(
         "--vms",
         type=lambda text: tuple(map(int, text.split(","))),
@@ -112,6 +113,8 @@ def main() -> int:
     raise_limits()
     if arguments.part == "scale":
         return measure_scale(arguments.vms, arguments.write)
+    if arguments.part == "relay":
+        return relay.main(arguments.write, machine())
     os.sched_setaffinity(0, {1} if (os.cpu_count() or 1) > 1 else {0})
     say(f"{VMS:,} VMs; {arguments.rounds} rounds of {arguments.seconds} s each")
     with ours(vms=VMS) as server, nginx() as other:
@@ -156,7 +159,8 @@ def main() -> int:
     if missed:
         say(f"missed: {'; '.join(missed)}")
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    return max(1 if missed else 0, measure_scale(arguments.vms, arguments.write))
+    is_relay_slow = relay.main(arguments.write, machine())
+    return max(1 if missed else 0, is_relay_slow, measure_scale(arguments.vms, arguments.write))
 
 
 def measure_scale(sizes: tuple[int, ...], written: Path | None) -> int:
@@ -340,8 +344,8 @@ def machine() -> str:
 PAGE = """# Benchmarks
 
 How fast the metadata endpoint is compared with nginx, what the service and the agent cost, what an
-attacker can do to others, and how cost grows with the fleet. `make bench` measures it. Up to the
-last section, this page was written by
+attacker can do to others, what a host's relay adds, and how cost grows with the fleet. `make bench`
+measures it. Up to the last two sections, this page was written by
 `python -m tests.bench --write docs/benchmarks.md` on {day} ({machine}).
 
 Our server and nginx take turns on one core; wrk polls from another over 64 keep-alive connections.

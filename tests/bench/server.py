@@ -9,10 +9,8 @@ import argparse
 import asyncio
 import gc
 import json
-import os
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
 import uvloop
 
@@ -28,15 +26,11 @@ from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Listener
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
+from tests.bench.memory import rss_bytes
 
 CONNECTIONS_MAX = 20_000
 CALLERS = tuple(Vm(name=f"caller-{number}", address=f"127.0.0.{number}") for number in range(1, 5))
 EVENT_ID = "602D9444-D2CD-49C7-8624-8643E7171297"
-
-
-def rss_bytes() -> int:
-    gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def fill(engine: Engine, *, vms: int, vms_per_scope: int) -> None:
