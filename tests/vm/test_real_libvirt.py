@@ -168,6 +168,7 @@ def test_a_redeploy_of_a_vm_that_cannot_migrate_stops_and_starts_it(
     assert done == ImpactResult(
         host="host-b",
         detail="the guest did not shut down within 1 seconds: stopped; moved to host-b",
+        is_back=False,
     )
     assert hosts["host-a"].names() == []
     assert hosts["host-b"].state() == RUNNING

@@ -14,7 +14,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -46,6 +46,7 @@ NOT_THE_TARGET = (
 job holds it, or an operator aborted the migration.
 """
 TARGETS_MAX = 3
+PING_EVERY = timedelta(seconds=2)
 AGENT_SECONDS_MAX = 10.0
 """libvirt itself gives up after 5 seconds on a guest agent that does not react at all."""
 SUSPENDED_BY_USER = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
@@ -90,16 +91,33 @@ class LibvirtPlatform:
             )
         if request.moves:
             return await self._move(request, domain)
-        steps: dict[EventType, Callable[[ImpactRequest, Domain], Awaitable[str]]] = {
-            EventType.FREEZE: self._freeze,
-            EventType.REBOOT: self._reboot,
-            EventType.PREEMPT: self._stop,
-            EventType.TERMINATE: self._remove,
-        }
-        detail = await steps[request.type](request, domain)
-        return ImpactResult(
-            host="" if domain.host == request.vm.host else domain.host, detail=detail
-        )
+        if request.type is EventType.REBOOT:
+            result = await self._reboot(request, domain)
+        else:
+            steps: dict[EventType, Callable[[ImpactRequest, Domain], Awaitable[str]]] = {
+                EventType.FREEZE: self._freeze,
+                EventType.PREEMPT: self._stop,
+                EventType.TERMINATE: self._remove,
+            }
+            result = ImpactResult(detail=await steps[request.type](request, domain))
+        return replace(result, host="" if domain.host == request.vm.host else domain.host)
+
+    async def wait_until_back(self, request: ImpactRequest) -> None:
+        """Return when the guest agent answers; never if the VM has no channel for one.
+
+        Only the new boot can answer: the impact ended after the reset, the start, or libvirt's
+        event of the reboot, and each of them had ended the agent of the old boot.
+        """
+        while True:  # ends when the agent answers, or when cancelled
+            try:
+                domain = await self.libvirts.find(request.vm.host, request.vm)
+                if domain is not None:
+                    await domain.do(lambda handle: handle.getTime(), AGENT_SECONDS_MAX)
+                    return
+            except ImpactFailed as error:
+                if error.facts.get("number") in UNSUPPORTED:
+                    await asyncio.Event().wait()
+            await self.clock.sleep_until(self.clock.now() + PING_EVERY)
 
     async def _find(self, request: ImpactRequest) -> Domain | None:
         """Find the VM's domain: on its own host first, else on any host.
@@ -182,16 +200,22 @@ class LibvirtPlatform:
                 await domain.do(marker.resume)
             raise
 
-    async def _reboot(self, request: ImpactRequest, domain: Domain) -> str:
+    async def _reboot(self, request: ImpactRequest, domain: Domain) -> ImpactResult:
         should_run = await self._should_start(request, domain)
         state = await domain.state()
         if state == SUSPENDED_BY_USER and not should_run:
-            return "the VM was suspended and stays suspended"
-        if state[0] in OFF:
-            if not should_run:
-                return "the VM was off and stays off"
+            return ImpactResult(detail="the VM was suspended and stays suspended")
+        if state[0] in OFF and not should_run:
+            return ImpactResult(detail="the VM was off and stays off")
+        if state[0] not in OFF:
+            detail = await self._restart(request, domain)
+        else:
             await domain.do(marker.start)
-            return "the VM was off: started"
+            detail = "the VM was off: started"
+        return ImpactResult(detail=detail, is_back=False)
+
+    async def _restart(self, request: ImpactRequest, domain: Domain) -> str:
+        """Reboot a running VM: by its guest within the grace period, else by a reset."""
         await domain.do(lambda handle: marker.mark(handle, request.event_id))
         async with domain.watch_reboot() as rebooted:
             with suppress(LibvirtError):  # the guest does not support it; it is reset below
@@ -271,7 +295,8 @@ class LibvirtPlatform:
                 refusal = await self._try_start(there, domain) if should_run else ""
                 if not refusal:
                     how += "" if should_run else " and stays off"
-                    return await self._leave(domain, there, "; ".join((how, *failures)))
+                    result = await self._leave(domain, there, "; ".join((how, *failures)))
+                    return replace(result, is_back=not should_run)
                 failures.append(f"{target} failed: {refusal}")
         if not await domain.is_off():
             await domain.do(marker.unmark)
@@ -318,7 +343,10 @@ class LibvirtPlatform:
     async def _finish_move(
         self, request: ImpactRequest, domain: Domain, source: str
     ) -> ImpactResult:
-        """Start a moved VM if it should run, and undefine what is left on the old host."""
+        """Start a moved VM if it should run, and undefine what is left on the old host.
+
+        One that runs may have been started by the last try, and still boot.
+        """
         is_off = await domain.is_off()
         if is_off and await self._should_start(request, domain):
             await domain.do(marker.start)
@@ -327,9 +355,8 @@ class LibvirtPlatform:
         if left is not None and await left.is_off():
             await left.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
         await domain.do(marker.unmark)
-        return ImpactResult(
-            host=domain.host, detail=f"{'off' if is_off else 'running'} on {domain.host}"
-        )
+        detail = f"{'off' if is_off else 'running'} on {domain.host}"
+        return ImpactResult(host=domain.host, detail=detail, is_back=is_off)
 
     async def _migrate(self, domain: Domain, target: str) -> bool:
         """Migrate live. False if libvirt cannot do that."""

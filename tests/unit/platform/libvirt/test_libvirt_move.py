@@ -40,7 +40,7 @@ def test_without_live_migration_the_vm_is_stopped_and_moved(
     done = world.run_impact(REDEPLOY)
 
     assert done == ImpactResult(
-        host="host-b", detail="the guest shut down by itself; moved to host-b"
+        host="host-b", detail="the guest shut down by itself; moved to host-b", is_back=False
     )
     assert world.names_on("host-a") == []
     assert world.state("host-b") == RUNNING
@@ -91,7 +91,8 @@ def test_with_one_host_the_vm_is_stopped_and_started(tmp_path: Path) -> None:
     done = world.run_impact(REDEPLOY)
 
     assert done == ImpactResult(
-        detail="the guest shut down by itself; started again: there is no other host"
+        detail="the guest shut down by itself; started again: there is no other host",
+        is_back=False,
     )
     assert world.state() == RUNNING
 
@@ -112,7 +113,7 @@ def test_try_after_a_crash_does_not_start_a_moved_vm_again(
     world.on("host-b").defineXML(world.web.XMLDesc()).create()
     world.web.destroy()
 
-    assert world.run_impact(AGAIN) == ImpactResult(host="host-b", detail="running on host-b")
+    assert world.run_impact(AGAIN) == ImpactResult("host-b", "running on host-b", is_back=False)
     assert world.names_on("host-a") == []
 
 

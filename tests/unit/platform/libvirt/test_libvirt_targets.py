@@ -182,7 +182,7 @@ def test_migration_that_failed_after_it_ended_is_not_repeated(world: LibvirtWorl
     with pytest.raises(ImpactFailed, match=r"^host-b failed: libvirt of host-a: no$"):
         world.run_impact(REDEPLOY, connect=connecting(world, host_a=host))
     assert world.state() == OFF
-    assert world.run_impact(AGAIN) == ImpactResult(host="host-b", detail="running on host-b")
+    assert world.run_impact(AGAIN) == ImpactResult("host-b", "running on host-b", is_back=False)
 
 
 def test_vm_that_one_target_refuses_to_start_starts_on_another(world: LibvirtWorld) -> None:
@@ -196,6 +196,7 @@ def test_vm_that_one_target_refuses_to_start_starts_on_another(world: LibvirtWor
         host="host-c",
         detail="the guest shut down by itself; host-b failed: libvirt of host-b: no;"
         " moved to host-c",
+        is_back=False,
     )
     assert [verb for verb in source.calls if verb in ("shutdown", "create")] == ["shutdown"]
     assert [world.names_on(host) for host in world.hosts] == [[], [], ["web-0"]]
@@ -276,7 +277,7 @@ def test_moved_vm_is_not_moved_again_when_the_fleet_knows_its_new_host(
 
     done = world.run_impact(order(EventType.REDEPLOY, tries=2, host="host-b"))
 
-    assert done == ImpactResult(host="host-b", detail="running on host-b")
+    assert done == ImpactResult("host-b", "running on host-b", is_back=False)
     assert world.names_on("host-a") == []
     assert not is_marked(moved, guid(1))
 
