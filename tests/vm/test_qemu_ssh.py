@@ -38,20 +38,11 @@ def test_service_user_reaches_libvirt_through_ssh(tmp_path: Path) -> None:
     script = SCRIPT.format(folder=tmp_path, prepare=prepare, connect=connect)
 
     with real_hosts("host-a") as hosts:
-        hosts["host-a"].run_vm()
-        inside = ["nsenter", "--mount", f"--target={hosts['host-a'].pid}"]
+        host = hosts["host-a"]
+        host.run_vm()
+        limit = ("timeout", str(SECONDS_MAX))
         ended = subprocess.run(
-            [
-                *inside,
-                "unshare",
-                "--mount",
-                "--net",
-                "timeout",
-                str(SECONDS_MAX),
-                "sh",
-                "-c",
-                script,
-            ],
+            host.inside("unshare", "--mount", "--net", *limit, "sh", "-c", script),
             capture_output=True,
             text=True,
             check=False,
