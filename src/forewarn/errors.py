@@ -10,9 +10,10 @@
     │   ├── AlreadyPending  TooManyOperations  NoticeTooShort
     │   ├── WrongStatus  ScopeBusy  VmBusy  VmDown
     │   ├── TooManyCampaigns  CampaignOver  OverBudget
-    │   └── FleetChanged
+    │   └── FleetChanged  HostTaken
     ├── ImpactFailed
     └── Unavailable
+        ├── HostUnreachable
         ├── Conflict
         ├── StoreLost
         │   └── Compacted
@@ -133,12 +134,20 @@ class FleetChanged(Refused, code="fleet_changed"):
     """The fleet was changed since it was read."""
 
 
+class HostTaken(Refused, code="host_taken"):
+    """Another daemon is connected for the host."""
+
+
 class ImpactFailed(Error, code="impact_failed"):
     """The platform could not carry out an impact."""
 
 
 class Unavailable(Error, code="unavailable"):
     """Try again later."""
+
+
+class HostUnreachable(Unavailable, code="host_unreachable"):
+    """The daemon of a host was lost. Its impacts wait for it."""
 
 
 class Conflict(Unavailable, code="conflict"):

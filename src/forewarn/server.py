@@ -207,12 +207,19 @@ def make_workers(
     config: Config, service: Service, platform: Platform, worker: str
 ) -> list[Coroutine[Any, Any, None]]:
     """What carries out impacts and campaigns."""
+    hosts = service.hosts
     impacts = Worker(
         service.engine,
-        platform,
+        hosts,
         worker=worker,
         impacts_max=config.impacts_max,
         impact_limit=timedelta(seconds=config.impact_seconds_max),
+        handles=hosts.handles,
+    )
+    hosts.local, hosts.get_lease, hosts.on_change = (
+        platform,
+        lambda: impacts.lease,
+        impacts.look_at_host,
     )
     campaigns = CampaignWorker(
         service.engine,
@@ -220,7 +227,7 @@ def make_workers(
         open_health_platform(config, os.environ),
         timedelta(seconds=config.campaign_health_seconds_max),
     )
-    return [impacts.run(), campaigns.run()]
+    return [impacts.run(), campaigns.run(), hosts.run()]
 
 
 async def make_history_workers(config: Config, service: Service) -> list[Coroutine[Any, Any, None]]:
@@ -289,7 +296,7 @@ def make_control_listener(
         address,
         ConnectionPolicy(limits, control_body, service.engine.throttled_log),
         server_name=SERVER_CONTROL,
-        on_stop=service.feed.stop,
+        on_stop=service.stop,
         certificate=certificate,
         reuse_port=reuse_port,
     )

@@ -96,9 +96,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker has lost its lease: its claims end now, and other workers may claim its impacts."""
+    """A worker has lost its lease: its claims end now, and other workers may claim its impacts.
+
+    With `event_id` and `vm` only the claim of that impact: its host is unreachable.
+    """
 
     worker: str
+    event_id: str = ""
+    vm: str = ""
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +152,22 @@ class SetMembers(msgspec.Struct, frozen=True, kw_only=True):
     is_file: bool = False
 
 
+class UpdateMembers(msgspec.Struct, frozen=True, kw_only=True):
+    """Change some VMs as their host reports them; the others stay as they are.
+
+    `vms` are those that the host has, each with the host that it was on when this was decided;
+    `gone` are VMs that the host no longer has, `left` those that are in another scope now. A VM in
+    `found` runs on this host, although the one that it was on is unreachable.
+    """
+
+    host: str
+    kind: ScopeKind
+    vms: tuple[tuple[str, Vm], ...] = ()
+    gone: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    found: frozenset[str] = frozenset()
+
+
 class Retire(msgspec.Struct, frozen=True):
     """Remove the scope."""
 
@@ -168,5 +189,6 @@ Command = (
     | Seen
     | Tick
     | SetMembers
+    | UpdateMembers
     | Retire
 )

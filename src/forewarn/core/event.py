@@ -61,6 +61,12 @@ DESCRIPTION = {
 MAINTENANCE_CAUSES = (Cause.MAINTENANCE, Cause.INFRASTRUCTURE, Cause.LIVE_MIGRATION)
 USER_CAUSES = (Cause.RESTART, Cause.REDEPLOY, Cause.DELETION)
 
+
+def is_move(type_: EventType, cause: Cause) -> bool:
+    """Whether the VM should be on another host after the impact."""
+    return type_ is EventType.REDEPLOY or cause is Cause.FAILED
+
+
 UNKNOWN_SECONDS = -1
 DURATION_SECONDS = dict.fromkeys(EventType, UNKNOWN_SECONDS) | {EventType.FREEZE: 9}
 """The duration that an event announces unless the operator sets one (protocol 2.2)."""

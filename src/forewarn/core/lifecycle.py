@@ -175,8 +175,9 @@ def claim(draft: Draft, command: Claim) -> None:
 
 def release(draft: Draft, command: Release) -> None:
     """The impacts stay claimed, by no worker: they block the VM until they are taken over."""
-    for impact in list(draft.impacts.values()):
-        if impact.is_held and impact.claimed_by == command.worker:
+    one = (command.event_id, command.vm) if command.vm else None
+    for key, impact in list(draft.impacts.items()):
+        if impact.is_held and impact.claimed_by == command.worker and one in (None, key):
             draft.put_impact(replace(impact, claimed_by="", due_at=draft.now))
 
 

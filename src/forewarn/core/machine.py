@@ -65,6 +65,7 @@ RULES: dict[type[commands.Command], Callable[[Draft, Any], None]] = {
     commands.Seen: lifecycle.seen,
     commands.Tick: lifecycle.tick,
     commands.SetMembers: membership.set_members,
+    commands.UpdateMembers: membership.update_members,
     commands.Retire: membership.retire,
 }
 
@@ -262,10 +263,13 @@ def next_deadline(scope: Scope) -> datetime | None:
     return min(times, default=None)
 
 
-def next_impact_at(scope: Scope) -> datetime | None:
-    """When the next impact can be claimed."""
+def next_impact_at(
+    scope: Scope, is_handled: Callable[[Impact], bool] = lambda impact: True
+) -> datetime | None:
+    """When the next impact can be claimed, of those that the worker can carry out."""
     claimable = (impact for open_ in open_impacts(scope) for impact in lifecycle.claimable(open_))
-    return min((impact.due_at for impact in claimable if not impact.is_held), default=None)
+    free = (impact for impact in claimable if not impact.is_held and is_handled(impact))
+    return min((impact.due_at for impact in free), default=None)
 
 
 def due_impacts(scope: Scope, now: datetime) -> tuple[Impact, ...]:

@@ -3,9 +3,10 @@
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
-from forewarn.core.command import Retire, SetMembers
+from forewarn.core.command import Retire, SetMembers, UpdateMembers
 from forewarn.core.draft import Draft
-from forewarn.core.fleet import Scope, Vm
+from forewarn.core.event import is_move
+from forewarn.core.fleet import Policy, Power, Scope, ScopeKind, Vm
 from forewarn.errors import Invalid, ScopeBusy, VmBusy
 
 
@@ -26,14 +27,60 @@ def set_members(draft: Draft, command: SetMembers) -> None:
         )
     for vm in vms:
         refuse_new_domain(scope, before.get(vm.name), vm)
+    change_members(draft, command.kind, command.policy, vms)
+
+
+def change_members(draft: Draft, kind: ScopeKind, policy: Policy, vms: tuple[Vm, ...]) -> None:
+    scope, names = draft.scope, {vm.name for vm in vms}
+    before = {vm.name: vm for vm in scope.vms}
     for vm in scope.vms:
         if vm.name not in names:
             draft.leave(vm)
-    if before and (scope.kind, scope.policy) != (command.kind, command.policy):
+    if before and (scope.kind, scope.policy) != (kind, policy):
         draft.changes.append(Change(ChangeKind.UPDATED))
-    draft.set_members(command.kind, command.policy, vms)
+    draft.set_members(kind, policy, vms)
     for vm in vms:
         compare_vm(draft, before.get(vm.name), vm)
+
+
+def update_members(draft: Draft, command: UpdateMembers) -> None:
+    """A VM under impact stays as it is, because the result says where it is and whether it runs.
+
+    If it was found on another host while its impact waits, it is there; an impact that was to
+    move it is done.
+    """
+    scope, vms = draft.build(), dict(draft.vms)
+    under_impact = {impact.vm for impact in scope.impacts if not impact.is_over}
+    held = {impact.vm for impact in scope.impacts if impact.is_held}
+    busy = held | (under_impact - command.found)
+    for host, vm in command.vms:
+        old = vms.get(vm.name)
+        if vm.name not in busy and (old is None or old.host == host):
+            vms[vm.name] = merge_reported(scope, old, vm)
+    for name in command.gone:
+        if name not in under_impact and name in vms and vms[name].host == command.host:
+            del vms[name]
+    for name in command.left:
+        vms.pop(name, None)
+    kind = scope.kind if scope.events else command.kind
+    change_members(draft, kind, scope.policy, tuple(vms.values()))
+    for impact in scope.impacts:
+        is_done = is_move(impact.type, impact.cause) and not impact.is_over
+        if is_done and impact.vm in command.found - held:
+            draft.finish(impact, command.host, f"found running on {command.host}")
+
+
+def merge_reported(scope: Scope, old: Vm | None, vm: Vm) -> Vm:
+    """The VM as its host reports it. One that was deallocated stays that until it is started.
+
+    Its update domain is fixed while it has an event.
+    """
+    if old is None:
+        return vm
+    power = old.power if old.power is Power.DEALLOCATED else vm.power
+    is_fixed = any(old.name in event.resources for event in scope.events)
+    domain = old.update_domain if is_fixed else vm.update_domain
+    return replace(vm, power=power, update_domain=domain)
 
 
 def compare_vm(draft: Draft, old: Vm | None, vm: Vm) -> None:
@@ -43,7 +90,8 @@ def compare_vm(draft: Draft, old: Vm | None, vm: Vm) -> None:
     elif old.host != vm.host:
         draft.move(old, vm.host)
     elif old != vm:
-        draft.changes.append(Change(ChangeKind.UPDATED, vm=vm.name, host=vm.host))
+        detail = "" if old.power is vm.power else f"{old.power} to {vm.power}"
+        draft.changes.append(Change(ChangeKind.UPDATED, vm=vm.name, host=vm.host, detail=detail))
 
 
 def merge_vm(old: Vm | None, vm: Vm, *, is_file: bool) -> Vm:

@@ -1,7 +1,7 @@
 """Applying a fleet: what changes, and how it is divided into commits."""
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sortedcontainers import SortedList
 
 from forewarn.core.change import Change, ChangeKind
-from forewarn.core.command import Command, Retire, SetMembers
+from forewarn.core.command import Command, Retire, SetMembers, UpdateMembers
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import decide
 from forewarn.core.membership import merge_vm
@@ -111,6 +111,15 @@ class FleetApplier:
                 )
             return await self._apply(fleet, by, dry_run, digest)
 
+    async def merge(self, plan: Callable[[], Commands], *, by: str) -> None:
+        """Carry out the commands that `plan` makes of the present fleet, in their order."""
+        async with self._applying:
+            await self._engine.wait_until_clock_compared()
+            await self._engine.require_caught_up()
+            applied, revision = self._engine.applied, self._engine.records.get(FLEET_KEY).revision
+            for batch in await self._batches(plan()):
+                revision = await self._commit(batch, applied, revision, by)
+
     async def _apply(self, fleet: Fleet, by: str, dry_run: bool, digest: str | None) -> Difference:  # noqa: FBT001
         engine = self._engine
         revision = engine.records.get(FLEET_KEY).revision
@@ -154,7 +163,7 @@ class FleetApplier:
             for name, command in batch.commands:
                 key = SCOPE_KEY.format(name)
                 before: Scope | None = transaction.get(key)
-                if before is None and not isinstance(command, SetMembers):
+                if before is None and not isinstance(command, SetMembers | UpdateMembers):
                     continue
                 scope = before or engine.new_scope(name)
                 outcome = decide(scope, command, transaction.now, engine.timing)
@@ -194,7 +203,7 @@ class FleetApplier:
             after = decide(before, command, engine.clock.now(), engine.timing).scope
             if published is not None and after == before:
                 continue
-            _check_size(before, after)
+            check_size(before, after)
             (changed if published else added).add(scope.name)
             names = {vm.name for vm in vms}
             coming |= names
@@ -216,14 +225,15 @@ class FleetApplier:
             members = published.scope.vms if published else ()
             await turns.pass_after(3 + len(members))
             left.update(vm.name for vm in members if vm.name not in coming)
+        declared = {*engine.declared_hosts()}
         difference = Difference(
             added=tuple(added),
             changed=tuple(changed),
             removed=tuple(name for name, _ in retired),
             vms_joined=tuple(joined),
             vms_left=tuple(left),
-            hosts_added=tuple(sorted({*fleet.hosts} - {*board.declared_hosts})),
-            hosts_removed=tuple(sorted({*board.declared_hosts} - {*fleet.hosts})),
+            hosts_added=tuple(sorted({*fleet.hosts} - declared)),
+            hosts_removed=tuple(sorted(declared - {*fleet.hosts})),
         )
         return [*gaining, *losing, *retired], arriving, difference
 
@@ -254,7 +264,7 @@ class FleetApplier:
         turns, batches, batch, records, vms, size = _Turns(), list[Batch](), Commands(), 0, 0, 0
         for name, command in commands:
             published = self._engine.board.scopes.get(name)
-            joining = command.vms if isinstance(command, SetMembers) else ()
+            joining = command.vms if isinstance(command, SetMembers | UpdateMembers) else ()
             count = max(len(joining), len(published.scope.vms) if published else 0)
             await turns.pass_after(count)
             bytes_ = len(msgspec.json.encode((joining, published and published.scope)))
@@ -293,7 +303,7 @@ def _host_batches(
         del changes[:HOSTS_PER_RECORD]
 
 
-def _check_size(before: Scope, after: Scope) -> None:
+def check_size(before: Scope, after: Scope) -> None:
     """Refuse a scope whose record could not hold all that may happen to its VMs.
 
     One that an earlier version accepted may stay as large as it is.

@@ -1,14 +1,14 @@
 """One server's work: start due events and run impacts."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
 from msgspec.structs import replace
 
-from forewarn.core.command import Claim, Finish, Tick
+from forewarn.core.command import Claim, Finish, Release, Tick
 from forewarn.core.draft import DETAIL_LENGTH_MAX
 from forewarn.core.event import Impact
 from forewarn.core.fleet import Scope
@@ -22,7 +22,14 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.lease import LEASE_NAME, ClaimReleaser, work_until_lost
 from forewarn.engine.replica import POLLS_PASS_EVERY, SCOPE_KEY
 from forewarn.engine.transaction import LeaseLost
-from forewarn.errors import Error, ImpactFailed, NotFound, RecordUnreadable, Unavailable
+from forewarn.errors import (
+    Error,
+    HostUnreachable,
+    ImpactFailed,
+    NotFound,
+    RecordUnreadable,
+    Unavailable,
+)
 from forewarn.log import log
 from forewarn.platform.base import (
     SHORTAGES,
@@ -54,7 +61,7 @@ class Job:
     """An impact that is CLAIMING or RUNNING; see below."""
 
     event_id: str
-    call: asyncio.Future[Finish] | None = None
+    call: asyncio.Future[Finish | Release] | None = None
 
 
 @dataclass(eq=False)
@@ -75,6 +82,9 @@ class Worker:
     lease, and no platform call starts without it. A claim is good while the lease of its worker
     exists; no renewal is written for it. After a lost lease the worker continues under another
     name, so that its old claims are not mistaken for good ones.
+
+    `handles` says whether the platform can act on the VMs of a host now. Impacts of other hosts
+    are left to other servers, or wait until `look_at_host` is called.
     """
 
     engine: Engine
@@ -84,6 +94,7 @@ class Worker:
     impacts_max: int = 256
     impact_limit: timedelta
     stop_seconds_max: float = STOP_SECONDS_MAX
+    handles: Callable[[str], bool] = lambda host: True
     compare_clocks_every: timedelta = COMPARE_EVERY
 
     def __post_init__(self) -> None:
@@ -150,9 +161,25 @@ class Worker:
             if self._calls:
                 await asyncio.wait(self._calls, timeout=self.stop_seconds_max)
 
+    @property
+    def lease(self) -> Lease | None:
+        """The lease under which this server works; None while it has none."""
+        return self._lease
+
+    def look_at_host(self, host: str) -> None:
+        """The platform may handle this host now, or no longer."""
+        for published in {
+            self.engine.board.vms[vm] for vm in self.engine.board.hosts.get(host, ())
+        }:
+            self._on_scope_changed(published)
+
+    def _is_handled(self, scope: Scope) -> Callable[[Impact], bool]:
+        hosts = {vm.name: vm.host for vm in scope.vms} if scope.impacts else {}
+        return lambda impact: self.handles(hosts.get(impact.vm, ""))
+
     def _on_scope_changed(self, published: PublishedScope) -> None:
         scope = published.scope
-        self._set_alarm(scope.name, next_time(scope, self.engine.clock.now()))
+        self._set_alarm(scope.name, self._next_time(scope))
         for (name, vm), job in self._running.items():
             if name == scope.name and job.call is not None and not self._is_ours(scope, job, vm):
                 job.call.cancel()
@@ -211,7 +238,7 @@ class Worker:
         try:
             if deadline is not None and deadline <= now:
                 await self.engine.submit(name, Tick(), by="clock")
-            if due_impacts(published.scope, now):
+            if any(map(self._is_handled(published.scope), due_impacts(published.scope, now))):
                 self._queue[name] = None
         except Error as error:
             self.engine.throttled_log.warn("tick failed", scope=name, problem=error.message)
@@ -222,10 +249,19 @@ class Worker:
             self._set_alarm(name, now + RETRY_MAX)
             return
         if name not in self._wake_at:  # what is due is running or queued; look again later
-            now = self.engine.clock.now()
-            wake_at = next_time(published.scope, now)
+            wake_at = self._next_time(published.scope)
             if wake_at is not None:
-                self._set_alarm(name, max(wake_at, now + RETRY))
+                self._set_alarm(name, max(wake_at, self.engine.clock.now() + RETRY))
+
+    def _next_time(self, scope: Scope) -> datetime | None:
+        """When the scope needs this worker: to tick, or to carry an impact out."""
+        if not scope.events and not scope.impacts:  # most scopes, most of the time
+            return None
+        now, impact_at = self.engine.clock.now(), next_impact_at(scope, self._is_handled(scope))
+        if impact_at is not None and impact_at > now + WAIT_MAX:
+            impact_at = now  # it is due: see `lifecycle.is_misdated`
+        times: Iterable[datetime | None] = (next_deadline(scope), impact_at)
+        return min((time for time in times if time is not None), default=None)
 
     def _dispatch(self) -> None:
         """Start as many due impacts as may run at the same time; the others stay queued."""
@@ -233,7 +269,12 @@ class Worker:
             name = next(iter(self._queue))
             published = self._find(name)
             due = due_impacts(published.scope, self.engine.clock.now()) if published else ()
-            new = [impact for impact in due if (name, impact.vm) not in self._running]
+            is_handled = self._is_handled(published.scope) if published else bool
+            new = [
+                impact
+                for impact in due
+                if (name, impact.vm) not in self._running and is_handled(impact)
+            ]
             free = self.impacts_max - len(self._running)
             for impact in new[:free]:
                 self._start(name, impact, self._lease)
@@ -260,7 +301,7 @@ class Worker:
 
     async def _claim_and_run(
         self, job: Job, scope: str, impact: Impact, lease: Lease
-    ) -> Finish | None:
+    ) -> Finish | Release | None:
         """The result. Its commit makes the VM's next impact due, so the VM is free before it."""
         try:
             request = await self._claim(scope, impact, lease)
@@ -291,8 +332,8 @@ class Worker:
             return None
         return make_request(published.scope, claimed)
 
-    async def _run_impact(self, request: ImpactRequest, lease: Lease) -> Finish:
-        """Run the impact and describe its result."""
+    async def _run_impact(self, request: ImpactRequest, lease: Lease) -> Finish | Release:
+        """Run the impact and describe its result. It is released if its host was lost."""
         finish = Finish(
             event_id=request.event_id, vm=request.vm.name, worker=self._name, tries=request.tries
         )
@@ -307,6 +348,8 @@ class Worker:
             return replace(finish, problem="the platform cancelled the call")
         except LeaseLost:
             raise
+        except HostUnreachable:
+            return Release(worker=self._name, event_id=finish.event_id, vm=finish.vm)
         except Exception as error:  # whatever a platform raises is a failed attempt
             output = str(error.facts.get("output", "")) if isinstance(error, ImpactFailed) else ""
             problem = (str(error) or type(error).__name__)[:PROBLEM_LENGTH_MAX]
@@ -344,7 +387,7 @@ class Worker:
             raise LeaseLost(f"this server has lost the lease {lease.name}")
         return await self.platform.run_impact(request)
 
-    async def _finish(self, scope: str, finish: Finish, lease: Lease) -> None:
+    async def _finish(self, scope: str, finish: Finish | Release, lease: Lease) -> None:
         """Record the result; without it the impact would run again."""
         clock = self.engine.clock
         published = self.engine.board.scopes.get(scope)
@@ -352,7 +395,9 @@ class Worker:
             await clock.sleep_until(next_on_grid(clock.now(), FINISH_TOGETHER))
         await self._submit(scope, finish, lease)
 
-    async def _submit(self, scope: str, command: Claim | Finish, lease: Lease) -> Outcome | None:
+    async def _submit(
+        self, scope: str, command: Claim | Finish | Release, lease: Lease
+    ) -> Outcome | None:
         """Commit a claim or a result, and retry for as long as the store does not answer.
 
         A commit whose reply was lost may have happened, and a claim that its worker does not know
@@ -377,17 +422,6 @@ class Worker:
                 )
             await clock.sleep_until(clock.now() + pause)
             pause = min(2 * pause, RETRY_MAX)
-
-
-def next_time(scope: Scope, now: datetime) -> datetime | None:
-    """When the scope needs a worker: to tick, or to carry an impact out."""
-    if not scope.events and not scope.impacts:  # most scopes, most of the time
-        return None
-    impact_at = next_impact_at(scope)
-    if impact_at is not None and impact_at > now + WAIT_MAX:
-        impact_at = now  # it is due: see `lifecycle.is_misdated`
-    times: Iterable[datetime | None] = (next_deadline(scope), impact_at)
-    return min((time for time in times if time is not None), default=None)
 
 
 def next_on_grid(now: datetime, step: timedelta) -> datetime:

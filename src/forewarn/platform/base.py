@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
-from forewarn.core.event import UNKNOWN_SECONDS, Cause, EventType, Impact
+from forewarn.core.event import UNKNOWN_SECONDS, Cause, EventType, Impact, is_move
 from forewarn.core.fleet import Scope, Vm
 
 SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
@@ -33,7 +33,7 @@ class ImpactRequest:
     @property
     def moves(self) -> bool:
         """Whether the VM should be on another host afterwards."""
-        return self.type is EventType.REDEPLOY or self.cause is Cause.FAILED
+        return is_move(self.type, self.cause)
 
 
 def make_request(scope: Scope, impact: Impact) -> ImpactRequest | None:

@@ -9,6 +9,7 @@ from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
+from forewarn.engine.remote_hosts import RemoteHosts
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.webhooks import register_records
 from forewarn.store.base import Store
@@ -22,6 +23,12 @@ class Service(NamedTuple):
     campaigns: Campaigns
     feed: HistoryFeed
     tokens: Tokens
+    hosts: RemoteHosts
+
+    def stop(self) -> None:
+        """End all streams, and answer all requests that wait."""
+        self.feed.stop()
+        self.hosts.stop()
 
 
 def build_service(
@@ -32,10 +39,8 @@ def build_service(
     feed = HistoryFeed(store)
     engine.subscribe(lambda entries: feed.notify())
     register_records(engine)
-    return Service(
-        engine,
-        Operations(engine, make_id),
-        Campaigns(engine),
-        feed,
-        Tokens(engine),
-    )
+    operations = Operations(engine, make_id)
+    hosts = RemoteHosts(engine, operations)
+    campaigns = Campaigns(engine)
+    hosts.avoid = campaigns.host_priorities
+    return Service(engine, operations, campaigns, feed, Tokens(engine), hosts)

@@ -24,6 +24,7 @@ from forewarn.web.control.routes.fleet import FleetController
 from forewarn.web.control.routes.health import healthz, landing, readyz
 from forewarn.web.control.routes.history import HistoryController, make_filter
 from forewarn.web.control.routes.host import HostController
+from forewarn.web.control.routes.hostd import HostDaemonController
 from forewarn.web.control.routes.scope import ScopeController
 from forewarn.web.control.routes.stream import follow
 from forewarn.web.control.routes.token import TokenController
@@ -51,6 +52,7 @@ ROUTES: tuple[ControllerRouterHandler, ...] = (
     ScopeController,
     VmController,
     HostController,
+    HostDaemonController,
     EventController,
     TokenController,
     HistoryController,

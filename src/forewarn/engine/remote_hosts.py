@@ -1,0 +1,455 @@
+"""The daemons that are connected to this server: their sessions, their work, and its results.
+
+A daemon asks for work (a long poll, and its sign of life), reports its VMs, and sends results.
+
+    UNKNOWN -> CONNECTED         its first request; the record of the host names this server
+    CONNECTED -> SILENT          no request for SILENT, or BROKEN after its connection broke; the
+                                 record names no server, and the host is unreachable
+    CONNECTED -> (taken over)    its record names another server or session
+    CONNECTED -> (ended)         it has ended its session
+
+In the last three, its impacts are released: they wait for the daemon and fail nothing.
+"""
+
+import asyncio
+import dataclasses
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from forewarn.core.change import Change, ChangeKind
+from forewarn.core.command import Back
+from forewarn.core.event import ImpactState
+from forewarn.core.fleet import DEFAULT_INSTANCE
+from forewarn.engine.board import PublishedScope
+from forewarn.engine.clock import wait_for
+from forewarn.engine.engine import Engine
+from forewarn.engine.inventory import Inventory
+from forewarn.engine.managed_hosts import HOST_KEY, ManagedHost, ManagedHosts
+from forewarn.engine.operations import Operations
+from forewarn.engine.transaction import Transaction
+from forewarn.errors import (
+    Error,
+    HostTaken,
+    HostUnreachable,
+    ImpactFailed,
+    Refused,
+    Unavailable,
+    UnknownHost,
+)
+from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Platform
+from forewarn.platform.placement import Candidate, rank_targets
+from forewarn.store.base import Lease
+
+SILENT = timedelta(seconds=15)
+BROKEN = timedelta(seconds=5)
+WAIT_MAX = timedelta(seconds=10)
+"""A host that lost its power is noticed after this and SILENT."""
+MERGE_EVERY = timedelta(seconds=60)
+"""The last report is merged again, because the fleet may have been changed otherwise."""
+MERGE_TRIES_MAX = 5
+TICK = timedelta(seconds=1)
+RECORDED_SECONDS_MAX = 8.0
+
+
+ImpactKey = tuple[str, str]
+"""The id of the event and the name of the VM."""
+
+
+class RunningImpact(msgspec.Struct, frozen=True):
+    """An impact that a daemon is carrying out, or has the result of."""
+
+    event_id: str
+    vm: str
+    tries: int
+
+    @property
+    def key(self) -> ImpactKey:
+        return self.event_id, self.vm
+
+
+class RemoteResult(RunningImpact, frozen=True):
+    """How an impact ended. `problem` is empty on success; then `host` and `is_back` are as in
+    `ImpactResult`. `detail` is for the history.
+    """
+
+    problem: str = ""
+    detail: str = ""
+    host: str = ""
+    is_back: bool = True
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a daemon should start, and what it should cancel."""
+
+    impacts: list[ImpactRequest]
+    cancel: list[RunningImpact]
+
+
+@dataclass(eq=False)
+class Call:
+    """An impact that the daemon has to carry out."""
+
+    request: ImpactRequest
+    result: asyncio.Future[ImpactResult]
+
+
+@dataclass(eq=False)
+class Session:
+    """A connected daemon. At `silent_at` it counts as silent, unless it sends something."""
+
+    id: str
+    silent_at: datetime
+    calls: dict[ImpactKey, Call] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    inventory: Inventory | None = None
+    merge_at: datetime | None = None
+
+
+class RemoteHosts:
+    """The platform of managed hosts; `local` is that of all others.
+
+    `get_lease` returns the lease under which this server works, `avoid` the hosts that are bad
+    targets of a move. `on_change` is called with a host whose impacts this server may run now.
+    """
+
+    def __init__(self, engine: Engine, operations: Operations) -> None:
+        self.managed = ManagedHosts(engine)
+        self.local: Platform | None = None
+        self.get_lease: Callable[[], Lease | None] = lambda: None
+        self.avoid: Callable[[], Mapping[str, int]] = dict
+        self.on_change: Callable[[str], None] = lambda host: None
+        self._engine = engine
+        self._operations = operations
+        self._sessions: dict[str, Session] = {}
+        self._connected = asyncio.Event()
+        self._is_stopping = False
+        self._published: asyncio.Event | None = None
+        engine.on_change("hostd", self._on_record)
+        engine.board.subscribe(self._on_scope)
+
+    # --- the platform
+
+    def handles(self, host: str) -> bool:
+        """Whether this server can act on the VMs of a host now."""
+        record, session = self.managed.find(host), self._sessions.get(host)
+        if record is None:
+            return True
+        return session is not None and (record.session, record.server) == (
+            session.id,
+            self._server(),
+        )
+
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        """Let the daemon of the VM's host carry it out; HostUnreachable if it is lost meanwhile."""
+        host = request.vm.host
+        if self.managed.find(host) is None:
+            assert self.local is not None
+            return await self.local.run_impact(request)
+        if not self.handles(host):
+            raise _unreachable(host)
+        targets = self._rank_targets(request) if request.moves else ()
+        vm = replace(request.vm, instance=DEFAULT_INSTANCE)  # it may be large
+        request = dataclasses.replace(request, vm=vm, targets=targets)
+        session, key = self._sessions[host], (request.event_id, vm.name)
+        call = session.calls[key] = Call(request, asyncio.get_running_loop().create_future())
+        session.changed.set()
+        try:
+            return await call.result
+        finally:
+            if session.calls.get(key) is call:
+                del session.calls[key]
+            session.changed.set()
+
+    async def wait_until_back(self, request: ImpactRequest) -> None:
+        """A daemon sends a second result for that; else a poll or the limit ends the wait."""
+        is_managed = self.managed.find(request.vm.host) is not None
+        if is_managed or not isinstance(self.local, BackWatcher):
+            await asyncio.Event().wait()  # until it is cancelled
+        else:
+            await self.local.wait_until_back(request)
+
+    def _rank_targets(self, request: ImpactRequest) -> tuple[str, ...]:
+        """The hosts that the VM may move to, also with VMs that are on their way there."""
+        managed, avoid = self.managed, self.avoid()
+        calls = (call.request for each in self._sessions.values() for call in each.calls.values())
+        moving = [other for other in calls if other.targets]
+        scope = self._engine.board.scopes[request.scope].scope
+        scope_vms = Counter(vm.host for vm in scope.vms)
+        scope_vms.update(other.targets[0] for other in moving if other.scope == request.scope)
+        coming: Counter[str] = Counter()
+        for other in moving:
+            coming[other.targets[0]] += self._memory_of(other)
+        candidates = (
+            Candidate(
+                record.host,
+                record.free_bytes - coming[record.host],
+                avoid.get(record.host, 0),
+                scope_vms[record.host],
+            )
+            for record in managed.connected()
+            if record.host != request.vm.host
+        )
+        return tuple(rank_targets(candidates, self._memory_of(request)))
+
+    def _memory_of(self, request: ImpactRequest) -> int:
+        record = self.managed.find(request.vm.host)
+        vm = record.vms.get(request.vm.id) if record else None
+        return vm.memory_bytes if vm else 0
+
+    # --- what a daemon asks for
+
+    async def work(
+        self,
+        host: str,
+        session_id: str,
+        running: Sequence[RunningImpact],
+        wait: timedelta,
+        wait_for_disconnect: Callable[[], Awaitable[object]],
+    ) -> Work:
+        """What is new for the daemon, as soon as there is something, or nothing after `wait`."""
+        session = await self._connect(host, session_id)
+        clock = self._engine.clock
+        until = clock.now() + min(wait, WAIT_MAX)
+        session.silent_at = until + SILENT
+        gone = asyncio.ensure_future(wait_for_disconnect())
+        gone.add_done_callback(lambda _: session.changed.set())
+        try:
+            while True:  # ends at `until`, or before
+                session.changed.clear()
+                work = self._find_work(host, session, running)
+                is_over = clock.now() >= until or self._sessions.get(host) is not session
+                has_news = work.impacts or work.cancel
+                if has_news or is_over or gone.done() or self._is_stopping:
+                    return work
+                await wait_for(clock, session.changed, until)
+        finally:
+            session.silent_at = clock.now() + (BROKEN if gone.done() else SILENT)
+            gone.cancel()
+
+    def _find_work(self, host: str, session: Session, running: Sequence[RunningImpact]) -> Work:
+        """What the daemon does not run yet, and what it runs that is no longer wanted.
+
+        An impact that another server had handed out is still wanted: this one will claim it.
+        """
+        known = {each.key: each.tries for each in running}
+        impacts = [
+            call.request
+            for key, call in session.calls.items()
+            if known.get(key) != call.request.tries and not call.result.done()
+        ]
+        cancel = [
+            each
+            for each in running
+            if each.key not in session.calls and not self._is_wanted(host, each.key)
+        ]
+        return Work(impacts, cancel)
+
+    def _is_wanted(self, host: str, key: ImpactKey) -> bool:
+        """Whether some server had an impact carried out on this host, and has no result yet."""
+        board = self._engine.board
+        if key[1] not in board.hosts.get(host, ()):
+            return False
+        impact = board.vms[key[1]].scope.impact(*key)
+        return impact is not None and impact.state in (ImpactState.CLAIMED, ImpactState.BOOTING)
+
+    async def report(
+        self, host: str, session_id: str, memory_bytes: int, vms: Sequence[dict[str, Any]], by: str
+    ) -> Inventory:
+        """Merge the VMs of a host into the fleet. The result names those that do not fit."""
+        session = await self._connect(host, session_id)
+        inventory = Inventory(self._engine, self.managed, host, vms)
+
+        def describe(record: ManagedHost) -> ManagedHost:
+            return replace(record, memory_bytes=memory_bytes, vms=inventory.vms)
+
+        await self._update(host, session_id, describe)
+        session.inventory = inventory
+        await self._merge(host, session, by)
+        for problem in inventory.problems:
+            self._engine.throttled_log.warn("VM not accepted", host=host, problem=problem)
+        return inventory
+
+    async def _merge(self, host: str, session: Session, by: str) -> None:
+        """Again, if another server has changed the fleet meanwhile."""
+        assert session.inventory is not None
+        session.merge_at = self._engine.clock.now() + MERGE_EVERY
+        for attempt in range(MERGE_TRIES_MAX):
+            try:
+                return await self._operations.merge(session.inventory.plan, by=by)
+            except Unavailable:
+                if attempt == MERGE_TRIES_MAX - 1 or not self._engine.can_serve:
+                    raise
+        return None
+
+    async def finish(self, host: str, session_id: str, results: Sequence[RemoteResult]) -> int:
+        """How many of the results were wanted. They are recorded when this returns.
+
+        One that was not may belong to an impact that this server is about to claim, so a daemon
+        keeps it until the impact is handed out or cancelled.
+        """
+        session, accepted = await self._connect(host, session_id), 0
+        for result in results:
+            call = session.calls.get(result.key)
+            if call is None or call.request.tries != result.tries or call.result.done():
+                accepted += await self._end_boot(host, result)
+                continue
+            if result.problem:
+                call.result.set_exception(ImpactFailed(result.problem, output=result.detail))
+            else:
+                call.result.set_result(ImpactResult(result.host, result.detail, result.is_back))
+            await self._wait_until_recorded(result)
+            accepted += 1
+        return accepted
+
+    async def _end_boot(self, host: str, result: RemoteResult) -> bool:
+        """The second result of an impact that has restarted a VM of this host: it is back."""
+        board = self._engine.board
+        published = board.vms.get(result.vm) if result.vm in board.hosts.get(host, ()) else None
+        impact = published.scope.impact(*result.key) if published else None
+        if published is None or impact is None or impact.state is not ImpactState.BOOTING:
+            return False
+        if result.is_back and not result.problem:
+            back = Back(event_id=result.event_id, vm=result.vm, detail="guest agent answers")
+            await self._engine.submit(published.scope.name, back, by=f"hostd {host}")
+        return True
+
+    async def _wait_until_recorded(self, result: RemoteResult) -> None:
+        """Until then a daemon must keep its result: this server may be lost."""
+        try:
+            async with asyncio.timeout(RECORDED_SECONDS_MAX):
+                while self._is_claimed(result):  # ends with the commit, or the timeout
+                    self._published = self._published or asyncio.Event()
+                    await self._published.wait()
+        except TimeoutError:
+            raise Unavailable("the result was not recorded yet; send it again") from None
+
+    def _is_claimed(self, result: RemoteResult) -> bool:
+        published = self._engine.board.vms.get(result.vm)
+        impact = published.scope.impact(*result.key) if published else None
+        return impact is not None and impact.is_held and impact.tries == result.tries
+
+    async def end(self, host: str, session_id: str) -> None:
+        """The daemon stops, or is silent."""
+        record = self.managed.find(host)
+        if record is not None and record.session == session_id:
+            await self._update(host, session_id, lambda record: replace(record, server=""))
+
+    async def forget(self, host: str, *, by: str) -> None:
+        """Remove the record of a host whose daemon is gone for good."""
+
+        def decide(transaction: Transaction) -> None:
+            if transaction.get(HOST_KEY.format(host)) is None:
+                raise UnknownHost(f"there is no host {host!r} with a daemon", host=host)
+            if not self.managed.is_unreachable(host):
+                raise Refused(f"the daemon of {host} is connected; stop it first", host=host)
+            transaction.put(HOST_KEY.format(host), None)
+            detail = f"host {host} is no longer managed by a daemon"
+            transaction.record(Change(ChangeKind.UPDATED, host=host, detail=detail))
+
+        await self._engine.update([HOST_KEY.format(host)], decide, by=by)
+
+    # --- sessions
+
+    def stop(self) -> None:
+        """Answer all requests for work now."""
+        self._is_stopping = True
+        for session in self._sessions.values():
+            session.changed.set()
+
+    async def run(self) -> None:
+        """Notice silent daemons, and keep the fleet true, until cancelled."""
+        clock = self._engine.clock
+        while True:  # ends when cancelled
+            await self._connected.wait()
+            await clock.sleep_until(clock.now() + TICK)
+            now = clock.now()
+            for host, session in list(self._sessions.items()):
+                try:
+                    if session.silent_at <= now:
+                        await self.end(host, session.id)
+                        self._drop(host)
+                    elif session.merge_at is not None and session.merge_at <= now:
+                        await self._merge(host, session, by=f"hostd {host}")
+                except Error as error:  # the other hosts come first
+                    problem = error.message
+                    self._engine.throttled_log.warn("host not updated", host=host, problem=problem)
+
+    async def _connect(self, host: str, session_id: str) -> Session:
+        """The session of a daemon that has sent something; HostTaken if another is connected."""
+        session = self._sessions.get(host)
+        if session is None or session.id != session_id or not self.handles(host):
+            await self._update(host, session_id, lambda record: record)
+            session = self._sessions.get(host)
+            if session is None or session.id != session_id:
+                self._drop(host)
+                session = self._sessions[host] = Session(session_id, self._engine.clock.now())
+                self._connected.set()
+            self.on_change(host)
+        session.silent_at = max(session.silent_at, self._engine.clock.now() + SILENT)
+        return session
+
+    async def _update(
+        self, host: str, session_id: str, change: Callable[[ManagedHost], ManagedHost]
+    ) -> None:
+        """Change the record of a host that this session of its daemon connects to this server."""
+        lease, key = self.get_lease(), HOST_KEY.format(host)
+        if lease is None:
+            raise Unavailable("this server has no lease at present; try another server")
+
+        def decide(transaction: Transaction) -> None:
+            known: ManagedHost | None = transaction.get(key)
+            if known and known.session != session_id and not self.managed.is_unreachable(host):
+                raise HostTaken(
+                    f"another daemon is connected for {host} since {known.since.isoformat()};"
+                    " expected one daemon for each host",
+                    since=known.since,
+                )
+            old = known or ManagedHost(host, session_id, "", transaction.now)
+            new = change(replace(old, session=session_id, server=self._server()))
+            if (old.server, old.session) != (new.server, new.session):
+                new = replace(new, since=transaction.now)
+                word = "connected" if new.server else "unreachable"
+                detail = f"daemon of {host} {word}"
+                transaction.record(Change(ChangeKind.UPDATED, host=host, detail=detail))
+            if new != known:
+                transaction.put(key, new)
+
+        await self._engine.update([key], decide, by=f"hostd {host}", lease=lease)
+
+    def _server(self) -> str:
+        lease = self.get_lease()
+        return lease.name.partition("/")[2] if lease is not None else ""
+
+    def _drop(self, host: str) -> None:
+        """The daemon is lost, or served by another server: its impacts are released."""
+        session = self._sessions.pop(host, None)
+        for call in session.calls.values() if session else ():
+            if not call.result.done():
+                call.result.set_exception(_unreachable(host))
+        if session:
+            session.changed.set()
+        if not self._sessions:
+            self._connected.clear()
+
+    def _on_record(self, before: ManagedHost | None, after: ManagedHost | None) -> None:
+        record = after or before
+        assert record is not None
+        session = self._sessions.get(record.host)
+        if session is not None and not self.handles(record.host):
+            self._drop(record.host)
+        self.on_change(record.host)
+
+    def _on_scope(self, published: PublishedScope) -> None:
+        if self._published is not None:
+            self._published.set()
+            self._published = None
+
+
+def _unreachable(host: str) -> HostUnreachable:
+    return HostUnreachable(f"the daemon of {host} is unreachable", host=host)

@@ -1,0 +1,214 @@
+"""Servers on one store, host daemons that call their control API, and a clock that tests move."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+import httpx
+
+from forewarn.auth.tokens import Role
+from forewarn.config import Config
+from forewarn.core.command import Seen
+from forewarn.core.fleet import Scope, Vm
+from forewarn.core.timing import Timing
+from forewarn.engine.entry import Entry
+from forewarn.lab.clock import VirtualClock
+from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.server import make_workers
+from forewarn.store.memory import MemoryStore
+from forewarn.web.control.app import make_app
+from forewarn.web.service import build_service
+from tests.history import entries_of
+from tests.unit.web.control_world import make_client
+
+NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+GIB = 1 << 30
+SETTLE_TURNS = 200
+"""How often other tasks run before a test looks again. Nothing here waits for real time."""
+
+
+def vm_id(name: str) -> str:
+    return f"00000000-0000-4000-8000-{int.from_bytes(name.encode()[-6:], 'big'):012x}"
+
+
+def reported(name: str, **more: Any) -> dict[str, Any]:
+    """A VM as a daemon reports it."""
+    return {"name": name, "id": vm_id(name), "power": "running", "memory_bytes": GIB} | more
+
+
+class LocalPlatform:
+    """What the server itself can do: it notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        self.asked.append(request.vm.name)
+        return ImpactResult()
+
+
+class Server:
+    """One server: its engine, its workers and its control API."""
+
+    def __init__(self, store: MemoryStore, clock: VirtualClock, name: str) -> None:
+        numbers = count(1)
+        self.name = name
+        self.service = build_service(
+            store, clock, Timing(), lambda: f"{name[-1] * 8}-0000-4000-8000-{next(numbers):012X}"
+        )
+        self.engine, self.operations = self.service.engine, self.service.operations
+        self.hosts, self.board = self.service.hosts, self.service.engine.board
+        self.local = LocalPlatform()
+        self.client = make_client(make_app(self.service, delay_seconds=0))
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        await self.engine.load()
+        works = make_workers(Config(), self.service, self.local, self.name)
+        self._tasks = [asyncio.create_task(work) for work in works]
+
+    async def stop(self) -> None:
+        """Stop working, as a process that is told to; its lease is released."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def scope(self, name: str) -> Scope:
+        return self.board.scopes[name].scope
+
+    def vm(self, name: str) -> Vm:
+        return self.board.find_vm(name)[1]
+
+    def is_unreachable(self, host: str) -> bool:
+        return self.hosts.managed.is_unreachable(host)
+
+
+class Daemon:
+    """The daemon of a host, call by call. `running` is what it says that it carries out."""
+
+    def __init__(self, world: "World", host: str, session: str = "s1") -> None:
+        self._world = world
+        self.host, self.session = host, session
+        self.running: list[dict[str, Any]] = []
+        self.server = world.servers[0]
+
+    async def call(self, method: str, path: str, **more: Any) -> httpx.Response:
+        return await self.server.client.request(
+            method,
+            f"/api/v1/hosts/{self.host}/{path}",
+            headers={"authorization": f"Bearer fw_{self.host}_{self._world.secret}"},
+            **more,
+        )
+
+    async def report(self, *vms: dict[str, Any], memory_bytes: int = 64 * GIB) -> Any:
+        body = {"session": self.session, "memory_bytes": memory_bytes, "vms": vms}
+        response = await self.call("PUT", "inventory", json=body)
+        assert response.status_code == 200, response.text
+        await self._world.settle()
+        return response.json()
+
+    async def work(self, wait_seconds: float = 0) -> Any:
+        body = {"session": self.session, "running": self.running, "wait_seconds": wait_seconds}
+        response = await self.call("POST", "work", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def take(self) -> dict[str, Any]:
+        """The only impact that is handed out; from now on the daemon runs it."""
+        (impact,) = (await self.work())["impacts"]
+        keys = ("event_id", "tries")
+        running = {key: impact[key] for key in keys} | {"vm": impact["vm"]["name"]}
+        self.running = [
+            *(each for each in self.running if each["event_id"] != running["event_id"]),
+            running,
+        ]
+        return dict(impact)
+
+    async def finish(self, impact: dict[str, Any], **more: Any) -> int:
+        """Report a result; how many were accepted."""
+        result = {key: impact[key] for key in ("event_id", "tries")}
+        result |= {"vm": impact["vm"]["name"], **more}
+        body = {"session": self.session, "results": [result]}
+        response = await self.call("POST", "results", json=body)
+        assert response.status_code == 200, response.text
+        await self._world.settle()
+        accepted: int = response.json()["accepted"]
+        if accepted:
+            self.running = [e for e in self.running if e["event_id"] != impact["event_id"]]
+        return accepted
+
+
+class World:
+    """Two servers, `server-1` and `server-2`, and daemons that can call either."""
+
+    secret = "5e" * 32
+
+    def __init__(self) -> None:
+        self.store, self.clock = MemoryStore(), VirtualClock(NOON)
+        self.servers = [Server(self.store, self.clock, f"server-{n}") for n in (1, 2)]
+
+    async def start(self) -> None:
+        for server in self.servers:
+            await server.start()
+        tokens = self.servers[0].service.tokens
+        await tokens.create("root", Role.ADMIN, secret=self.secret, by="test")
+        for host in ("host-a", "host-b", "host-c"):
+            await tokens.create(host, Role.HOST, secret=self.secret, by="test", host=host)
+        await self.settle()
+
+    async def daemon(
+        self, host: str, *vms: dict[str, Any], session: str = "s1", server: int = 0
+    ) -> Daemon:
+        """A daemon that has reported these VMs."""
+        daemon = Daemon(self, host, session)
+        daemon.server = self.servers[server]
+        await daemon.report(*vms)
+        return daemon
+
+    async def settle(self) -> None:
+        for _ in range(SETTLE_TURNS):
+            await asyncio.sleep(0)
+
+    async def pass_time(self, duration: timedelta, *alive: Daemon) -> None:
+        """Let time pass, second by second, while these daemons ask for work."""
+        for _ in range(int(duration / SECOND)):
+            for daemon in alive:
+                await daemon.work()
+            await self.clock.advance(SECOND)
+            await self.settle()
+
+    async def expire(self, server: Server) -> None:
+        """Let the server's lease end, as if the process had died."""
+        await server.stop()
+        await self.settle()
+
+    async def poll(self, *scopes: str) -> None:
+        for scope in scopes:
+            await self.servers[0].engine.submit(scope, Seen(), by="test")
+
+    async def restart(self, vm: str) -> str:
+        """Restart a VM now: nobody polls, so it is an operation without an event."""
+        assert await self.servers[0].operations.restart(vm, by="ann") is None
+        await self.settle()
+        return self.servers[0].board.vms[vm].scope.impacts[-1].event_id
+
+    async def history(self, *kinds: str) -> Sequence[Entry]:
+        return [entry for entry in await entries_of(self.store) if entry.what in kinds]
+
+
+def run(test: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        world = World()
+        async with AsyncExitStack() as stack:
+            for server in world.servers:
+                await stack.enter_async_context(server.client)
+                stack.push_async_callback(server.engine.close)
+                stack.push_async_callback(server.stop)
+            await world.start()
+            await test(world)
+
+    asyncio.run(main())
