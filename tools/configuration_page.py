@@ -1,16 +1,18 @@
-"""Write the tables of docs/configuration.md, from the options that `forewarn.config` declares.
+"""Write the tables of options in the documentation, from what the code declares.
 
-python -m tools.configuration_page docs/configuration.md
+python -m tools.configuration_page docs/configuration.md docs/hostd.md
 """
 
 import sys
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from forewarn.cli.options import DEMO, ClientConfig, describe_expected, format_value
+from forewarn.cli.config_file import describe_expected, format_value
+from forewarn.cli.options import DEMO, ClientConfig
 from forewarn.config import Config, options
+from forewarn.hostd.settings import HostdConfig
 
 BEGIN, END = "<!-- options -->\n", "<!-- /options -->\n"
 HEADER = "| key | flag | variable | default | what it does |\n|---|---|---|---|---|\n"
@@ -22,11 +24,15 @@ def render_reference() -> str:
         f"`{name}` {'a small demo fleet' if name == 'fleet' else f'`{format_value(value)}`'}"
         for name, value in DEMO.items()
     )
-    tables = "".join((*_render_tables(Config), *_render_tables(ClientConfig)))
+    tables = render_tables(Config, ClientConfig)
     return f"{tables}`forewarn demo` has other defaults: {demo}.\n"
 
 
-def _render_tables(config_class: type[Any]) -> Iterator[str]:
+def render_tables(*config_classes: type[Any]) -> str:
+    return "".join(chain.from_iterable(map(_render, config_classes)))
+
+
+def _render(config_class: type[Any]) -> Iterator[str]:
     for section, group in groupby(options(config_class), key=lambda each: each.section):
         yield f"### {section}\n\n{HEADER}"
         for each in group:
@@ -45,8 +51,10 @@ def _render_tables(config_class: type[Any]) -> Iterator[str]:
 def _write_tables(page: Path) -> None:
     before, _, rest = page.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n{render_reference()}\n{END}{after}")
+    tables = render_tables(HostdConfig) if page.name == "hostd.md" else render_reference()
+    page.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}")
 
 
 if __name__ == "__main__":
-    _write_tables(Path(sys.argv[1]))
+    for name in sys.argv[1:]:
+        _write_tables(Path(name))

@@ -81,7 +81,8 @@ class Option(NamedTuple):
         """The value. Invalid names the option, where the value came from and what was expected."""
         try:
             if self.is_repeatable:
-                return tuple(self.kind.parse(text) for text in given)
+                parts = (part for text in given for part in self.kind.split(text))
+                return tuple(self.kind.parse(part) for part in parts)
             return self.kind.parse(given)
         except Invalid as error:
             raise Invalid(f"{self.name} (from {source}): {error}", option=self.name) from error
@@ -99,17 +100,28 @@ class Option(NamedTuple):
 
 
 def options(config_class: type[Any]) -> list[Option]:
-    """The options of a config class, in the order of declaration."""
+    """The options of a config class, in the order of declaration.
+
+    `VARIABLES` of the class is how its environment variables begin.
+    """
+    prefix = getattr(config_class, "VARIABLES", "FOREWARN_")
     hints = get_type_hints(config_class, include_extras=True)
     return [
         declared._replace(
             name=each.name,
             default=each.default,
-            variable=declared.variable or f"FOREWARN_{each.name.upper()}",
+            variable=declared.variable or f"{prefix}{each.name.upper()}",
         )
         for each in fields(config_class)
         for declared in get_args(hints[each.name])[1:]
     ]
+
+
+def require(config: Any, *uses: tuple[str, object, str]) -> None:
+    """Refuse an option that is used without another one that it needs."""
+    for option, is_used, needed in uses:
+        if is_used and not getattr(config, needed):
+            raise Invalid(f"{option} needs {needed}, which is not set", option=needed)
 
 
 METADATA_DEFAULT, CONTROL_DEFAULT = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)
@@ -235,7 +247,8 @@ class Config:
 
     def check(self) -> None:
         """Refuse combinations of options that cannot work."""
-        uses = (
+        require(
+            self,
             ("identify proxy", Identify.PROXY in self.identify, "proxy_key_file"),
             ("webhook", self.webhook, "webhook_secret_file"),
             ("control_certificate_file", self.control_certificate_file, "control_key_file"),
@@ -252,9 +265,6 @@ class Config:
                 " expected 0, or at least 1",
                 option="etcd_retention_minutes",
             )
-        for option, is_used, needed in uses:
-            if is_used and not getattr(self, needed):
-                raise Invalid(f"{option} needs {needed}, which is not set", option=needed)
         for option, address in (("metadata", self.metadata), ("control", self.control)):
             if self.reuse_port and address.port == 0:
                 why = "with reuse_port each server would take another free port"

@@ -76,11 +76,13 @@ class SimulatedDuration(NamedTuple):
 class OptionKind(NamedTuple):
     """How the text of a value is parsed, and how "expected ..." ends when it cannot be.
 
-    `parse` raises ValueError, or Invalid with a reason that is better than `expects`.
+    `parse` raises ValueError, or Invalid with a reason that is better than `expects`. `split` is
+    for an option that may be repeated: one flag may have several values.
     """
 
     parse: Callable[[str], Any]
     expects: str
+    split: Callable[[str], list[str]] = lambda text: [text]
 
 
 def parse_text(text: str) -> str:
@@ -144,13 +146,13 @@ def _parse_simulated(text: str) -> SimulatedDuration:
 
 def _parse_exec(text: str) -> ExecCommand:
     type_, _, command = text.partition("=")
-    words = _split_command(command, PLACEHOLDERS)
+    words = split_command(command, PLACEHOLDERS)
     if type_ != "*" and not type_.isalpha():
         raise ValueError
     return ExecCommand(type_, words)
 
 
-def _split_command(command: str, placeholders: tuple[str, ...]) -> tuple[str, ...]:
+def split_command(command: str, placeholders: tuple[str, ...]) -> tuple[str, ...]:
     """The words of a command, split as a shell would. Every placeholder in them is known."""
     words = tuple(shlex.split(command))
     used = [name for word in words for name in PLACEHOLDER.findall(word)]
@@ -185,7 +187,7 @@ WEBHOOK = OptionKind(parse_url, "http://HOST/PATH or https://HOST/PATH")
 CHANGE = OptionKind(parse_text, "the name of a change, such as started")
 EXEC = OptionKind(_parse_exec, "TYPE=COMMAND such as Reboot='/usr/sbin/qm reboot {vm}'")
 HEALTH = OptionKind(
-    lambda text: ExecCommand("", _split_command(text, HEALTH_PLACEHOLDERS)),
+    lambda text: ExecCommand("", split_command(text, HEALTH_PLACEHOLDERS)),
     "a command such as '/usr/local/bin/is-healthy {host}' ({host} and {event_type} are replaced)",
 )
 URI = OptionKind(_parse_host_uri, "a libvirt URI, which may contain {host}, or HOST=URI")

@@ -83,7 +83,7 @@ async def serve(
             resume_collector()
             async with (
                 run_together(*await make_history_workers(config, service)) as history,
-                run_together(feed_watchdog(notifier)),
+                run_together(notifier.keep_feeding()),
                 run_listeners(*listeners) as (metadata, control),
             ):
                 on_ready(metadata.address, control.address)
@@ -342,13 +342,6 @@ async def wait_for_first(*works: Awaitable[None]) -> None:
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
-
-
-async def feed_watchdog(notifier: Notifier) -> None:
-    """Feed systemd's watchdog from the event loop: if that is blocked, the service is restarted."""
-    while notifier.feed_seconds:  # ends when cancelled
-        notifier.feed()
-        await asyncio.sleep(notifier.feed_seconds)
 
 
 def etcd_options(config: Config) -> EtcdOptions:

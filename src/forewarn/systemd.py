@@ -4,6 +4,7 @@ Does nothing without NOTIFY_SOCKET. A message that cannot be sent is dropped: a 
 must not stop the VM's agent.
 """
 
+import asyncio
 import contextlib
 import socket
 import time
@@ -42,6 +43,12 @@ class Notifier:
     def feed(self) -> None:
         """Call this from the loop that the watchdog guards, so that a stuck loop misses it."""
         self._send("WATCHDOG=1")
+
+    async def keep_feeding(self) -> None:
+        """Feed from the event loop: if that is blocked, the service is restarted."""
+        while self.feed_seconds:  # ends when cancelled
+            self.feed()
+            await asyncio.sleep(self.feed_seconds)
 
     def _send(self, *lines: str) -> None:
         if not self._address:

@@ -56,7 +56,7 @@ class Service:
         self.flags = flags
         self.descriptors_max = descriptors_max
         self.process: subprocess.Popen[str] | None = None
-        self.metadata = self.control = ""
+        self.metadata = self.control = self.token = ""
 
     def start(self) -> "Service":
         ports = ("--metadata", "127.0.0.1:0", "--control", "127.0.0.1:0")
@@ -130,8 +130,8 @@ class Service:
         """A request to the control API."""
         sent = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
+        if token or self.token:
+            headers["Authorization"] = f"Bearer {token or self.token}"
         status, response = call(method, f"{self.control}/api/v1{path}", sent, headers=headers)
         return status, json.loads(response) if response else None
 

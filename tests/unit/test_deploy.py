@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNIT = (DEPLOY / "forewarn.service").read_text()
 UNITS = ("forewarn.service", "forewarn@.service")
+HOSTD = "forewarn-hostd.service"
 NAME = re.compile(r"\bforewarn_[a-z_]+\b")
 
 
@@ -45,10 +46,10 @@ def base(name: str) -> str:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("name", [*UNITS, HOSTD])
 def test_unit_is_valid(tmp_path: Path, name: str) -> None:
     """systemd ignores unknown keys, with a warning that nobody reads."""
-    for each in UNITS:  # the template refers to the other one
+    for each in (*UNITS, HOSTD):  # the template refers to the other one
         text = (DEPLOY / each).read_text()
         (tmp_path / each).write_text(text.replace("/opt/forewarn/bin/forewarn", "/bin/true"))
     drop_ins = tmp_path / f"{name}.d"
@@ -94,7 +95,7 @@ def test_unit_has_a_watchdog_and_few_privileges() -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize("drop_in", ["", "forewarn-libvirt.conf"])
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("name", [*UNITS, HOSTD])
 def test_unit_is_as_confined_as_promised(tmp_path: Path, name: str, drop_in: str) -> None:
     """systemd's exposure score, from 0 to 10; docs/security.md names ours."""
     unit = tmp_path / name.replace("@", "@1")
@@ -111,6 +112,38 @@ def test_unit_does_not_restart_after_a_wrong_configuration() -> None:
     (line,) = [line for line in UNIT.splitlines() if line.startswith("RestartPreventExitStatus=")]
     assert line == f"RestartPreventExitStatus={Exit.USAGE.value}"
     assert exit_of(StoreDenied("")) is Exit.USAGE
+
+
+def test_host_daemon_has_two_capabilities_and_its_own_user() -> None:
+    """docs/hostd.md promises them. The token is readable by root alone."""
+    unit = settings((DEPLOY / HOSTD).read_text())
+    capabilities = "CAP_NET_ADMIN CAP_NET_BIND_SERVICE"
+    assert {
+        "Type=notify",
+        "WatchdogSec=30",
+        "User=forewarn-hostd",
+        "SupplementaryGroups=libvirt",
+        f"AmbientCapabilities={capabilities}",
+        f"CapabilityBoundingSet={capabilities}",
+        "LoadCredential=token:/etc/forewarn/hostd.token",
+        f"RestartPreventExitStatus={Exit.USAGE.value}",
+    } <= unit
+
+
+@pytest.mark.system
+@pytest.mark.skipif(
+    os.geteuid() != 0 and "CI" not in os.environ,
+    reason="only root can create users",
+)
+def test_user_of_the_host_daemon_may_use_libvirt(tmp_path: Path) -> None:
+    """libvirt's polkit rules look for the group in the user database, not in the process."""
+    (tmp_path / "etc").mkdir()
+    path = DEPLOY / "forewarn-hostd.sysusers"
+    code, output = run(["systemd-sysusers", f"--root={tmp_path}", str(path)])
+    assert code == 0, output
+    assert "forewarn-hostd:" in (tmp_path / "etc/passwd").read_text()
+    groups = (tmp_path / "etc/group").read_text().splitlines()
+    assert [line for line in groups if re.fullmatch(r"libvirt:x:\d+:forewarn-hostd", line)]
 
 
 @pytest.mark.system

@@ -52,6 +52,14 @@ def agent(context: typer.Context) -> int:
 
 
 @app.command(context_settings=PASS_ON)
+def hostd(context: typer.Context) -> int:
+    """Run the daemon of a hypervisor host. See `forewarn hostd --help`."""
+    from forewarn.cli.hostd import run_hostd
+
+    return run_hostd(context.args)
+
+
+@app.command(context_settings=PASS_ON)
 def conform(context: typer.Context) -> int:
     """Check any endpoint against the Scheduled Events protocol. See `forewarn conform --help`."""
     return run_conform(context.args, lambda url: connect_to(context, url))

@@ -5,10 +5,10 @@ from urllib.parse import urlsplit
 
 import typer
 
+from forewarn.cli.config_file import format_value
 from forewarn.cli.options import (
     File,
     Json,
-    format_value,
     read_client_config,
     read_config,
     with_options,

@@ -16,12 +16,12 @@ import typer
 
 from forewarn.cli import scenario
 from forewarn.cli.api import ControlClient, api_command
+from forewarn.cli.event_loop import run_until_stopped
 from forewarn.cli.exit_codes import Usage, needs_extra
 from forewarn.cli.files import read_file
 from forewarn.cli.fleet import FILE_BYTES_MAX
 from forewarn.cli.options import DEMO
 from forewarn.cli.output import show_list, show_one
-from forewarn.cli.serve import run_until_stopped
 from forewarn.duration import EXPECTED, parse_duration
 from forewarn.errors import Invalid
 from forewarn.option_kind import Address

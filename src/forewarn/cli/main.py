@@ -28,6 +28,10 @@ def _dispatch(arguments: Sequence[str]) -> int:
         from forewarn.agent.__main__ import main as run_agent
 
         return run_agent(rest, program="forewarn agent")
+    if command == "hostd":
+        from forewarn.cli.hostd import run_hostd
+
+        return run_hostd(rest)
     if importlib.util.find_spec("typer") is not None:
         from forewarn.cli.app import run_app
 

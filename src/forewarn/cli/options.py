@@ -5,11 +5,9 @@ This module adds the config file, and turns the text into a config with the sour
 flag, then variable, then file, then default.
 """
 
-import difflib
 import functools
 import inspect
 import os
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +18,14 @@ from urllib.parse import urlsplit
 import typer
 
 import forewarn
+from forewarn.cli.config_file import describe_expected, format_value, read_keys
 from forewarn.cli.exit_codes import Usage
 from forewarn.config import Config, Identify, LogLevel, Option, options
 from forewarn.errors import Invalid
 from forewarn.option_kind import FILE, OptionKind, parse_text, parse_url
 
 C = TypeVar("C")
-FILE_NAME, FILE_VARIABLE, FILE_BYTES_MAX = "forewarn.toml", "FOREWARN_CONFIG", 1 << 20
+FILE_NAME, FILE_VARIABLE = "forewarn.toml", "FOREWARN_CONFIG"
 DEFAULT = "default"
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 DEMO: Mapping[str, Any] = {
@@ -71,7 +70,7 @@ class ConfigFile(dict[str, Any]):
         self.path = path
         self.error: Invalid | None = None
         try:
-            super().__init__(_read_file(path))
+            super().__init__(read_keys(path, Config, ClientConfig))
         except Invalid as error:
             super().__init__()
             self.error = error
@@ -184,22 +183,6 @@ def find_value(context: typer.Context, name: str) -> tuple[str, Any]:
     return DEFAULT, None
 
 
-def format_value(value: Any) -> str:
-    """A value as it would be written in a flag."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    if type(value) is tuple:
-        return ",".join(map(format_value, value))
-    return "" if value is None else str(value)
-
-
-def describe_expected(each: Option) -> str:
-    repeatable = "; may be repeated" if each.is_repeatable else ""
-    return f"Expected: {each.kind.expects}{repeatable}."
-
-
 def _parse(each: Option, given: Any, source: str) -> Any:
     if source == each.flag and each.is_secret:
         raise Usage(f"{each.flag}: other users can see a command line; set {each.variable} instead")
@@ -224,32 +207,3 @@ def _annotate(each: Option, flag: str, defaults: Mapping[str, Any]) -> Any:
         **common,
     )
     return Annotated[list[str] | None if each.is_repeatable else str | None, declared]
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    """The keys as text, or lists of text, as they would be given in flags."""
-    try:
-        with path.open("rb") as file:
-            keys = tomllib.loads(file.read(FILE_BYTES_MAX).decode())
-    except OSError as error:
-        raise Invalid(f"cannot read {path}: {error.strerror or error}", file=str(path)) from error
-    except ValueError as error:  # not UTF-8, or not TOML
-        reason = " ".join(str(error).split())
-        raise Invalid(f"{path} is not valid TOML: {reason}", file=str(path)) from error
-    known = {each.name: each for each in (*options(Config), *options(ClientConfig))}
-    for key in keys:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise Invalid(f"{path}: unknown key {key!r}{hint}", file=str(path), key=key)
-    return {key: _as_text(known[key], value, path) for key, value in keys.items()}
-
-
-def _as_text(each: Option, value: Any, path: Path) -> str | list[str]:
-    values = value if isinstance(value, list) and each.is_repeatable else [value]
-    if not all(isinstance(item, str | int | float) for item in values):
-        raise each.reject(value, f"{each.name} in {path}")
-    texts = [str(item).lower() if isinstance(item, bool) else str(item) for item in values]
-    if not each.is_repeatable:
-        return texts[0]
-    return texts[0].split(",") if isinstance(value, str) else texts

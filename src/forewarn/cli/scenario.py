@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forewarn.cli.event_loop import run_until_stopped
 from forewarn.cli.exit_codes import Exit, Usage, needs_extra
 from forewarn.cli.files import check_writable, read_file, write_file
 from forewarn.cli.options import Json
 from forewarn.cli.output import show_json, show_list
-from forewarn.cli.serve import run_until_stopped
 from forewarn.errors import Error, Invalid, NotFound
 
 if TYPE_CHECKING:

@@ -4,15 +4,14 @@ The server's modules are imported when needed: the other commands do without the
 """
 
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
+from forewarn.cli.event_loop import run_until_stopped
 from forewarn.cli.exit_codes import Usage, needs_extra
 from forewarn.cli.history import SENTENCES, format_entry
 from forewarn.cli.options import DEMO, ClientConfig, File, read_config, with_options
@@ -102,19 +101,3 @@ def _run(
     except Invalid as error:
         # The systemd unit does not restart after this exit code: an operator has to fix the config.
         raise Usage(error.message) from error
-
-
-def run_until_stopped(work: "Callable[[], Coroutine[Any, Any, None]]") -> None:
-    """Run it in a fast event loop until it ends, or until SIGTERM or Ctrl-C cancels it."""
-    import asyncio
-
-    import uvloop
-
-    async def run() -> None:
-        task = asyncio.ensure_future(work())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        with suppress(asyncio.CancelledError):
-            await task
-
-    uvloop.run(run())

@@ -4,6 +4,7 @@ It does not choose servers and does not retry: `upstream.py` and `control.py` do
 """
 
 import asyncio
+import functools
 import socket
 import ssl
 from collections.abc import Sequence
@@ -56,12 +57,6 @@ class Response(NamedTuple):
 
 def parse_servers(urls: Sequence[str], ca_file: Path | None) -> tuple[ServerAddress, ...]:
     """The addresses of servers. `ca_file` replaces the certificates of the system."""
-    try:
-        tls = ssl.create_default_context(cafile=ca_file)
-    except (OSError, ValueError) as error:
-        raise Invalid(
-            f"ca_file: cannot read certificates from {ca_file}: {error}", option="ca_file"
-        ) from error
     parsed = [(url, urlsplit(url)) for url in urls]
     return tuple(
         ServerAddress(
@@ -69,10 +64,21 @@ def parse_servers(urls: Sequence[str], ca_file: Path | None) -> tuple[ServerAddr
             cast("str", parts.hostname),
             parts.port or (443 if parts.scheme == "https" else 80),
             parts.path.rstrip("/"),
-            tls if parts.scheme == "https" else None,
+            make_tls(ca_file) if parts.scheme == "https" else None,
         )
         for url, parts in parsed
     )
+
+
+@functools.cache
+def make_tls(ca_file: Path | None) -> ssl.SSLContext:
+    """One for all servers: the certificates of a system take megabytes."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ValueError) as error:
+        raise Invalid(
+            f"ca_file: cannot read certificates from {ca_file}: {error}", option="ca_file"
+        ) from error
 
 
 class HttpConnection(asyncio.Protocol):

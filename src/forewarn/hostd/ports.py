@@ -125,13 +125,13 @@ class BridgePorts:
     """One bridge of this host: its addresses, listeners and ports."""
 
     def __init__(self, bridge: str) -> None:
-        """Invalid if there is no such bridge."""
+        """Unavailable if there is no such bridge: libvirt may create it later."""
         self.bridge = bridge
         self.index = _index(bridge)
         is_bridge = Path("/sys/class/net", bridge, "bridge").is_dir()
         if not self.index or not is_bridge:
             problem = "is not a bridge" if self.index else "does not exist"
-            raise Invalid(
+            raise Unavailable(
                 f"the bridge {bridge} {problem}; expected a bridge of this host", bridge=bridge
             )
         self._netlink = Netlink()

@@ -31,7 +31,8 @@ class SimulatedPlatform:
             raise ImpactFailed(f"simulated failure for {request.vm.name}", vm=request.vm.name)
         if not request.moves:
             return ImpactResult()
-        return ImpactResult(host=choose_host(request.vm.host, self.hosts(), self.avoid()))
+        hosts = request.targets[:1] or self.hosts()
+        return ImpactResult(host=choose_host(request.vm.host, hosts, self.avoid()))
 
 
 def choose_host(host: str, hosts: Iterable[str], avoid: Mapping[str, int]) -> str:

@@ -7,8 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from forewarn.cli.app import app
+from forewarn.cli.config_file import format_value
 from forewarn.cli.exit_codes import Usage
-from forewarn.cli.options import ClientConfig, format_value
+from forewarn.cli.options import ClientConfig
 from forewarn.config import options
 from forewarn.errors import Invalid
 from tests.unit.config_of import config_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forewarn.errors import Invalid, Unavailable
+from forewarn.errors import Unavailable
 from forewarn.hostd.netlink import AF_BRIDGE, Neighbour, Notice
 from forewarn.hostd.ports import DOUBT_SECONDS, ENTRIES_MAX, BridgePorts, Peer, PortTable
 
@@ -172,10 +172,10 @@ def test_cache_has_a_limit() -> None:
 
 
 def test_missing_bridge_is_named() -> None:
-    with pytest.raises(Invalid, match="the bridge nobr0 does not exist; expected a bridge"):
+    with pytest.raises(Unavailable, match="the bridge nobr0 does not exist; expected a bridge"):
         BridgePorts("nobr0")
 
 
 def test_interface_that_is_not_a_bridge_is_named() -> None:
-    with pytest.raises(Invalid, match="the bridge lo is not a bridge; expected a bridge"):
+    with pytest.raises(Unavailable, match="the bridge lo is not a bridge; expected a bridge"):
         BridgePorts("lo")

@@ -26,19 +26,27 @@ async def discover(libvirts: LibvirtHosts, hosts: Iterable[str]) -> dict[str, li
 def _describe_all(connection: Any, host: str) -> tuple[str, list[DiscoveredVm]]:
     host = host or connection.getHostname()
     handles = sorted(connection.listAllDomains(), key=lambda handle: str(handle.name()))
-    leases = _list_leases(connection)
-    found = (_describe(handle, host, leases) for handle in handles)
+    leases = list_leases(connection)
+    found = (describe(handle, host, leases) for handle in handles)
     return host, [vm for vm in found if vm is not None]
 
 
-def _describe(handle: Any, host: str, leases: Leases) -> DiscoveredVm | None:
+def describe(
+    handle: Any, host: str, leases: Leases, *, with_metadata: bool = True
+) -> DiscoveredVm | None:
     with ignoring(libvirt.VIR_ERR_NO_DOMAIN):  # it ended meanwhile
         is_active = bool(handle.isActive())
-        return parse(handle.XMLDesc(), host=host, is_active=is_active, leases=leases)
+        return parse(
+            handle.XMLDesc(),
+            host=host,
+            is_active=is_active,
+            leases=leases,
+            with_metadata=with_metadata,
+        )
     return None
 
 
-def _list_leases(connection: Any) -> Leases:
+def list_leases(connection: Any) -> Leases:
     """Return the addresses that libvirt's networks have leased, by MAC.
 
     A MAC has several while an old lease has not expired. The one that expires last comes first;

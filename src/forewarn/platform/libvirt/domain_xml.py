@@ -49,11 +49,13 @@ class DiscoveredVm(DomainMetadata, frozen=True, kw_only=True):
     is_active: bool = True
 
 
-def parse(xml: str, *, host: str, is_active: bool, leases: Leases) -> DiscoveredVm:
-    """Parse a domain's XML."""
+def parse(
+    xml: str, *, host: str, is_active: bool, leases: Leases, with_metadata: bool = True
+) -> DiscoveredVm:
+    """Parse a domain's XML. Invalid if our element in its metadata is."""
     root = ElementTree.fromstring(xml)  # noqa: S314 what libvirt wrote, with libvirt's limits
     name, ours = root.findtext("name", ""), root.find(f"metadata/{{{NAMESPACE}}}vm")
-    attributes = {} if ours is None else ours.attrib
+    attributes = ours.attrib if ours is not None and with_metadata else {}
     try:
         metadata = msgspec.convert(attributes, DomainMetadata, strict=False)
     except msgspec.ValidationError as error:

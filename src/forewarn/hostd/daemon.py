@@ -1,0 +1,92 @@
+"""The composition root of the daemon: builds and starts everything, and stops it in reverse."""
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from forewarn.config import PlatformName
+from forewarn.core.timing import Timing
+from forewarn.engine.clock import RealClock
+from forewarn.hostd.connection import parse_servers
+from forewarn.hostd.control import Session
+from forewarn.hostd.inventory import CommandSource, Inventory, Source
+from forewarn.hostd.relay import BridgeListener, Relay, Signer
+from forewarn.hostd.settings import HostdConfig, HostToken, read_token
+from forewarn.hostd.upstream import Upstream
+from forewarn.hostd.worker import Worker
+from forewarn.platform.base import Platform
+from forewarn.platform.open import open_platform
+from forewarn.systemd import Notifier
+
+
+async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
+    """Run the daemon until cancelled. `on_ready` gets one line about it."""
+    assert config.token_file is not None
+    notifier = Notifier(os.environ, pid=os.getpid())
+    token = read_token(config.token_file)
+    servers = parse_servers(config.server, config.ca_file)
+    platform = make_platform(config)
+    inventory = Inventory(make_source(config, platform), config.inventory_seconds)
+    worker = Worker(platform, config.impacts_max)
+    session = Session(servers, config.host, token, inventory, worker, str(uuid.uuid4()))
+    try:
+        async with run_relay(config, token, inventory) as listeners, asyncio.TaskGroup() as group:
+            follows = [listener.follow() for listener in listeners]
+            for work in (inventory.run(), session.run(), notifier.keep_feeding(), *follows):
+                group.create_task(work)
+            status = f"host {config.host}, bridges {', '.join(config.bridge) or 'none'}"
+            on_ready(status)
+            notifier.ready(status)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        notifier.stopping("ending the session")
+
+
+@asynccontextmanager
+async def run_relay(
+    config: HostdConfig, token: HostToken, inventory: Inventory
+) -> AsyncIterator[list[BridgeListener]]:
+    """Listen on each bridge within this."""
+    listeners: list[BridgeListener] = []
+    if not config.bridge:
+        yield listeners
+        return
+    upstream = Upstream(parse_servers(config.metadata_server, config.ca_file))
+    relay = Relay(upstream, Signer(token.name, token.key))
+    try:
+        for bridge in config.bridge:
+            listener = BridgeListener(relay, bridge, config.listen, inventory.vm_of_port)
+            await listener.start()
+            listeners.append(listener)
+        yield listeners
+    finally:
+        relay.stop()
+        await asyncio.gather(*(listener.stop() for listener in listeners))
+        upstream.close()
+
+
+def make_platform(config: HostdConfig) -> Platform:
+    """The platform; it moves VMs only to the hosts that the server names."""
+    return open_platform(
+        config.platform_config(),
+        RealClock(),
+        durations=Timing().duration,
+        hosts=lambda: (),
+        avoid=dict,
+        scope_hosts=lambda scope: (),
+        environ=os.environ,
+    )
+
+
+def make_source(config: HostdConfig, platform: Platform) -> Source:
+    if config.inventory_command is not None:
+        return CommandSource(config.inventory_command, os.environ)
+    assert config.platform is PlatformName.LIBVIRT
+    from forewarn.hostd.libvirt_source import LibvirtSource
+    from forewarn.platform.libvirt.driver import LibvirtPlatform
+
+    assert isinstance(platform, LibvirtPlatform)
+    return LibvirtSource(platform.libvirts, config.host)

@@ -1,0 +1,163 @@
+"""The VMs of this host, and where they are plugged in.
+
+They come from a source: libvirt (`libvirt_source.py`), or a command that prints them.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from typing import Any, Protocol
+
+import msgspec
+
+from forewarn.core.fleet import Power, ScopeKind
+from forewarn.errors import Error, Unavailable
+from forewarn.fleetfile.schema import Address, Domain, Mac, Name, VmId
+from forewarn.log import log
+from forewarn.option_kind import ExecCommand
+from forewarn.platform.exec import Output, resolve_program, signal_group
+
+COMMAND_SECONDS_MAX = 30.0
+COMMAND_BYTES_MAX = 1 << 23
+SETTLE_SECONDS = 0.2
+"""Events come in bursts, when a host starts all its VMs; they are looked at together."""
+RETRY_SECONDS_MAX = 10.0
+
+
+class ListedVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A VM of this host. The preferred one of its addresses comes first.
+
+    `ports` are the names of its interfaces on the host; servers are not told.
+    """
+
+    name: Name
+    id: VmId
+    mac: Mac = msgspec.field(default_factory=str)
+    addresses: tuple[Address, ...] = ()
+    power: Power = Power.RUNNING
+    memory_bytes: int = 0
+    scope: str = ""
+    kind: ScopeKind | None = None
+    update_domain: Domain | None = None
+    fault_domain: Domain | None = None
+    ports: tuple[str, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True):
+    """All VMs of this host, and its memory."""
+
+    memory_bytes: int = 0
+    vms: tuple[ListedVm, ...] = ()
+
+    def as_sent(self) -> dict[str, Any]:
+        vms = [msgspec.structs.asdict(vm) for vm in self.vms]
+        for vm in vms:
+            del vm["ports"]
+        return {"memory_bytes": self.memory_bytes, "vms": vms}
+
+
+class Source(Protocol):
+    """Lists the VMs of this host. `woken` is set when that is worth doing again at once."""
+
+    woken: asyncio.Event
+
+    async def list_vms(self) -> Report:
+        """Raises an Error, or OSError, if they cannot be listed now."""
+        ...
+
+
+class Inventory:
+    """The VMs that the source listed last.
+
+    `readable` is set while the source answers, `changed` when there is something new to report.
+    """
+
+    def __init__(self, source: Source, every_seconds: float) -> None:
+        self._source = source
+        self._every_seconds = every_seconds
+        self._ids: Mapping[str, str] = {}
+        self.report = Report()
+        self.readable = asyncio.Event()
+        self.changed = asyncio.Event()
+
+    def vm_of_port(self, bridge: str, port: str) -> str | None:
+        """The id of the VM whose interface this is. An interface name is unique on a host."""
+        return self._ids.get(port)
+
+    async def run(self) -> None:
+        """List the VMs when the source is woken, and every few seconds, until cancelled."""
+        pause = 0.0
+        while True:  # ends when cancelled
+            self._source.woken.clear()
+            try:
+                self._update(await self._source.list_vms())
+                pause = self._every_seconds
+            except (Error, OSError) as error:
+                if self.readable.is_set() or not pause:
+                    log.warning("the VMs of this host cannot be listed", problem=str(error))
+                self.readable.clear()
+                pause = min(max(2 * pause, 1.0), RETRY_SECONDS_MAX)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._source.woken.wait()
+                    await asyncio.sleep(SETTLE_SECONDS)
+
+    def _update(self, report: Report) -> None:
+        self._ids = {port: vm.id.lower() for vm in report.vms for port in vm.ports}
+        if not self.readable.is_set():
+            log.info("the VMs of this host are listed", vms=len(report.vms))
+        if report != self.report:
+            self.report = report
+            self.changed.set()
+        self.readable.set()
+
+
+class CommandSource:
+    """Runs a command that prints a JSON list of VMs, see docs/hostd.md."""
+
+    def __init__(self, command: ExecCommand, environ: Mapping[str, str]) -> None:
+        self._words = resolve_program(command.words, environ, "inventory_command")
+        self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self.woken = asyncio.Event()
+
+    async def list_vms(self) -> Report:
+        output = await self._run()
+        try:
+            vms = msgspec.json.decode(output, type=tuple[ListedVm, ...])
+        except msgspec.MsgspecError as error:
+            raise Unavailable(f"inventory_command printed something else: {error}") from error
+        return Report(self._memory_bytes, vms)
+
+    async def _run(self) -> bytes:
+        with closing(Output()) as errors:
+            process = await asyncio.create_subprocess_exec(
+                *self._words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors.inlet,
+                start_new_session=True,
+            )
+            errors.start()
+            assert process.stdout is not None
+            try:
+                async with asyncio.timeout(COMMAND_SECONDS_MAX):
+                    output = await read_all(process.stdout)
+                    code = await process.wait()
+            except TimeoutError:
+                limit = f"{COMMAND_SECONDS_MAX:g} seconds"
+                raise Unavailable(f"inventory_command did not finish within {limit}") from None
+            finally:
+                signal_group(process.pid, signal.SIGKILL)  # and what it left behind
+        if code:
+            raise Unavailable(f"inventory_command exited with {code}: {errors.text()}")
+        return output
+
+
+async def read_all(stream: asyncio.StreamReader) -> bytes:
+    try:
+        await stream.readexactly(COMMAND_BYTES_MAX + 1)
+    except asyncio.IncompleteReadError as end:
+        return end.partial
+    raise Unavailable(f"inventory_command printed more than {COMMAND_BYTES_MAX} bytes")

@@ -1,0 +1,127 @@
+"""The options of `forewarn hostd`, each declared once, and its token. As `forewarn.config`."""
+
+import hashlib
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, ClassVar, NamedTuple
+
+from forewarn import option_kind as kind
+from forewarn.config import Config, LogFormat, LogLevel, Option, PlatformName, options, require
+from forewarn.errors import Invalid
+from forewarn.option_kind import Address, ExecCommand, HostUri, OptionKind, SimulatedDuration
+
+TOKEN = re.compile(r"fw_([a-z0-9][a-z0-9-]{0,62})_([0-9a-f]{64})")
+TOKEN_BYTES_MAX = 4096
+SERVE = {each.name: each._replace(variable="") for each in options(Config)}
+"""What both programs have is described once."""
+LOCAL_LIBVIRT = "qemu:///system"
+
+
+NAME = OptionKind(kind.parse_text, "the name of a host")
+SERVERS = OptionKind(kind.parse_url, "http://HOST:PORT", lambda text: text.split(","))
+BRIDGE = OptionKind(kind.parse_text, "the name of a bridge")
+COMMAND = OptionKind(
+    lambda text: ExecCommand("", kind.split_command(text, ())), "a command and its arguments"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostdConfig:
+    """The options of `forewarn hostd`."""
+
+    VARIABLES: ClassVar[str] = "FOREWARN_HOSTD_"
+
+    # fmt: off
+    host: Annotated[str, Option("Servers", NAME,
+        "The name of this host in the fleet, the one that the token is for.")] = ""
+    server: Annotated[tuple[str, ...], Option("Servers", SERVERS,
+        "The control API of each server. One at a time is used; the next one when it fails.")] = ()
+    metadata_server: Annotated[tuple[str, ...], Option("Servers", SERVERS,
+        "The metadata listener of each server, for what guests request.")] = ()
+    token_file: Annotated[Path | None, Option("Servers", kind.FILE,
+        "File with a token of the role `host`.")] = None
+    ca_file: Annotated[Path | None, Option("Servers", kind.FILE,
+        "PEM file with the certificates to verify the servers with, instead of the system's.")
+        ] = None
+    bridge: Annotated[tuple[str, ...], Option("Relay", BRIDGE,
+        "A bridge whose guests are served; without one, the daemon relays nothing.")] = ()
+    listen: Annotated[Address, Option("Relay", kind.ADDRESS,
+        "The address that guests request on each bridge; IPv6 guests use fe80::a9fe:a9fe.")
+        ] = Address("169.254.169.254", 80)  # noqa: RUF009, a tuple
+    inventory_command: Annotated[ExecCommand | None, Option("Inventory", COMMAND,
+        "Prints the VMs of this host as JSON; required unless the platform is libvirt, which "
+        "knows them.")] = None
+    inventory_seconds: Annotated[float, Option("Inventory", kind.number(0.1, 3600),
+        "How often the command runs, or libvirt is asked for DHCP leases; domains are reported as "
+        "they change.")] = 10.0
+    platform: Annotated[PlatformName, SERVE["platform"]] = PlatformName.LIBVIRT
+    impacts_max: Annotated[int, SERVE["impacts_max"]._replace(
+        help="Impacts that are carried out at the same time.")] = 256
+    exec_command: Annotated[tuple[ExecCommand, ...], SERVE["exec_command"]] = ()
+    exec_seconds_max: Annotated[float, SERVE["exec_seconds_max"]] = 600.0
+    libvirt_uri: Annotated[tuple[HostUri, ...], SERVE["libvirt_uri"]._replace(
+        help="The libvirt of this host, and how to reach those that VMs move to, such as "
+        "`qemu+tls://{host}/system`; without that, VMs stay on this host.")
+        ] = (HostUri("", LOCAL_LIBVIRT),)
+    libvirt_grace_seconds: Annotated[float, SERVE["libvirt_grace_seconds"]] = 120.0
+    libvirt_call_seconds_max: Annotated[float, SERVE["libvirt_call_seconds_max"]] = 30.0
+    libvirt_migrations_max: Annotated[int, SERVE["libvirt_migrations_max"]] = 2
+    simulate_duration: Annotated[tuple[SimulatedDuration, ...], SERVE["simulate_duration"]] = ()
+    log_format: Annotated[LogFormat, SERVE["log_format"]] = LogFormat.HUMAN
+    log_level: Annotated[LogLevel, SERVE["log_level"]] = LogLevel.INFO
+    # fmt: on
+
+    def check(self) -> None:
+        """Refuse what cannot work."""
+        is_libvirt = self.platform is PlatformName.LIBVIRT
+        require(
+            self,
+            ("hostd", True, "host"),
+            ("hostd", True, "server"),
+            ("hostd", True, "token_file"),
+            ("bridge", self.bridge, "metadata_server"),
+            (f"platform {self.platform}", not is_libvirt, "inventory_command"),
+        )
+
+    def platform_config(self) -> Config:
+        """The options that a server has too, for its platforms.
+
+        A libvirt URI for every host that is the same for all of them is that of this host.
+        """
+        names = {each.name for each in fields(Config)} & {each.name for each in fields(self)}
+        shared = {name: getattr(self, name) for name in names}
+        plain = [uri.uri for uri in self.libvirt_uri if not uri.host and "{host}" not in uri.uri]
+        own = [HostUri(self.host, uri) for uri in (LOCAL_LIBVIRT, *plain)]
+        return Config(**shared | {"libvirt_uri": (*own, *self.libvirt_uri)})
+
+
+class HostToken(NamedTuple):
+    """A token of the role `host`.
+
+    `text` is sent to the control API. `key` signs what guests request: it is the digest that the
+    server stores.
+    """
+
+    name: str
+    text: str
+    key: bytes
+
+
+def read_token(path: Path) -> HostToken:
+    try:
+        with path.open("rb") as file:
+            text = file.read(TOKEN_BYTES_MAX).decode(errors="replace").strip()
+    except OSError as error:
+        raise Invalid(
+            f"token_file: cannot read {path}: {error.strerror or error}", option="token_file"
+        ) from error
+    match = TOKEN.fullmatch(text)
+    if match is None:
+        raise Invalid(
+            f"token_file: {path} has no valid token; expected what"
+            " `forewarn token create NAME --role host --host HOST` prints, fw_NAME_SECRET",
+            option="token_file",
+        )
+    name, secret = match.groups()
+    return HostToken(name, text, hashlib.sha256(secret.encode()).hexdigest().encode())

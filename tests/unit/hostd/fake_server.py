@@ -1,0 +1,201 @@
+"""The routes of a server for a daemon, with a state that tests change."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from forewarn.hostd.connection import parse_servers
+from forewarn.hostd.control import Session
+from forewarn.hostd.inventory import Inventory, ListedVm, Report
+from forewarn.hostd.settings import HostToken
+from forewarn.hostd.worker import Worker
+from forewarn.platform.base import ImpactRequest, ImpactResult, Platform
+from tests.builders import guid
+from tests.unit.hostd.http_server import HttpServer, Request, serving
+
+TOKEN = HostToken("host-a", "fw_host-a_" + "0" * 64, b"key")
+LOOK_SECONDS = 0.005
+
+
+class FakeServer:
+    """`wanted` are the impacts to hand out; `refusal` answers every call instead."""
+
+    def __init__(self) -> None:
+        self.http: HttpServer | None = None
+        self.wanted: dict[tuple[str, str], dict[str, Any]] = {}
+        self.cancelled: list[tuple[str, str]] = []
+        self.inventories: list[dict[str, Any]] = []
+        self.results: list[dict[str, Any]] = []
+        self.running: list[dict[str, Any]] = []
+        self.polls = 0
+        self.sessions_ended: list[str] = []
+        self.refusal: tuple[int, Any] | None = None
+        self.inventory_refusal: tuple[int, Any] | None = None
+        self.is_accepting = True
+
+    @property
+    def url(self) -> str:
+        assert self.http is not None
+        return self.http.url
+
+    def want(self, vm: str = "web-0", *, event: int = 1, tries: int = 1, **more: Any) -> None:
+        self.wanted[guid(event), vm] = {
+            "event_id": guid(event),
+            "scope": "web",
+            "vm": {
+                "name": vm,
+                "id": guid(5).lower(),
+                "host": "host-a",
+                "power": "running",
+                "colour": "of a newer server",
+            },
+            "type": "Reboot",
+            "cause": "user-restart",
+            "tries": tries,
+            "duration_seconds": -1,
+            "targets": ["host-b"],
+        } | more
+
+    async def answer(self, request: Request) -> tuple[int, Any]:
+        if self.refusal is not None:
+            return self.refusal
+        assert request.headers["authorization"] == f"Bearer {TOKEN.text}"
+        path, _, query = request.path.partition("?")
+        assert path.startswith("/api/v1/hosts/host-a/")
+        body = json.loads(request.body) if request.body else {}
+        verb = f"{request.method} {path.rpartition('/')[2]}"
+        routes: dict[str, Callable[..., Any]] = {
+            "PUT inventory": self._inventory,
+            "POST work": self._work,
+            "POST results": self._results,
+        }
+        if verb == "DELETE session":
+            self.sessions_ended.append(query)
+            return 200, {}
+        assert body.pop("session") == "session-1"
+        answer: tuple[int, Any] = await routes[verb](body)
+        return answer
+
+    async def _inventory(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if self.inventory_refusal is not None:
+            return self.inventory_refusal
+        self.inventories.append(body)
+        return 200, {"vms": len(body["vms"])}
+
+    async def _work(self, body: dict[str, Any]) -> tuple[int, Any]:
+        self.polls += 1
+        self.running = body["running"]
+        running = {(one["event_id"], one["vm"]): one["tries"] for one in body["running"]}
+        for _ in range(1 + int(body["wait_seconds"] / LOOK_SECONDS)):
+            new = [
+                impact for key, impact in self.wanted.items() if running.get(key) != impact["tries"]
+            ]
+            cancel = [key for key in self.cancelled if key in running]
+            if new or cancel:
+                return 200, {
+                    "impacts": new,
+                    "cancel": [{"event_id": event, "vm": vm} for event, vm in cancel],
+                }
+            await asyncio.sleep(LOOK_SECONDS)
+        return 200, {"impacts": [], "cancel": []}
+
+    async def _results(self, body: dict[str, Any]) -> tuple[int, Any]:
+        (result,) = body["results"]
+        self.results.append(result)
+        if self.is_accepting:
+            self.wanted.pop((result["event_id"], result["vm"]), None)
+        return 200, {"accepted": int(self.is_accepting)}
+
+
+class FakePlatform:
+    """Impacts end when the test says so: `release` sets the result, or the error."""
+
+    def __init__(self) -> None:
+        self.started: list[ImpactRequest] = []
+        self.cancelled: list[str] = []
+        self.outcomes: asyncio.Queue[ImpactResult | Exception] = asyncio.Queue()
+        self.back = asyncio.Event()
+        self.watched: list[ImpactRequest] = []
+
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        self.started.append(request)
+        try:
+            outcome = await self.outcomes.get()
+        except asyncio.CancelledError:
+            self.cancelled.append(request.vm.name)
+            raise
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def wait_until_back(self, request: ImpactRequest) -> None:
+        self.watched.append(request)
+        await self.back.wait()
+
+
+class FakeSource:
+    def __init__(self, *names: str) -> None:
+        self.woken = asyncio.Event()
+        self.problem: Exception | None = None
+        self.vms: tuple[ListedVm, ...] = ()
+        self.list(*names)
+
+    def list(self, *names: str) -> None:
+        self.vms = tuple(
+            ListedVm(name=name, id=guid(number), ports=(f"vnet{number}",))
+            for number, name in enumerate(names, start=1)
+        )
+        self.woken.set()
+
+    async def list_vms(self) -> Report:
+        if self.problem is not None:
+            raise self.problem
+        return Report(1 << 30, self.vms)
+
+
+class Daemon:
+    """What a daemon consists of, between a fake platform and fake servers."""
+
+    def __init__(self, *servers: FakeServer, platform: Platform | None = None) -> None:
+        self.platform = FakePlatform()
+        self.source = FakeSource("web-0")
+        self.inventory = Inventory(self.source, 3600)
+        self.worker = Worker(platform or self.platform, impacts_max=2, shortage_seconds=0)
+        addresses = parse_servers([server.url for server in servers], None)
+        self.session = Session(
+            addresses,
+            "host-a",
+            TOKEN,
+            self.inventory,
+            self.worker,
+            "session-1",
+            lambda failures, servers: LOOK_SECONDS,
+        )
+
+
+@asynccontextmanager
+async def running(daemon: Daemon) -> AsyncIterator[list[asyncio.Task[None]]]:
+    tasks = [asyncio.create_task(work) for work in (daemon.inventory.run(), daemon.session.run())]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+@asynccontextmanager
+async def fake_server() -> AsyncIterator[FakeServer]:
+    fake = FakeServer()
+    async with serving(fake.answer) as http:
+        fake.http = http
+        yield fake
+
+
+async def until(is_true: Callable[[], object]) -> None:
+    """The test has a limit."""
+    while not is_true():
+        await asyncio.sleep(LOOK_SECONDS)
