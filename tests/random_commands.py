@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from forewarn.core.command import (
     Approve,
+    Back,
     Cancel,
     Claim,
     Command,
@@ -27,7 +28,7 @@ from forewarn.core.command import (
     SetMembers,
     Tick,
 )
-from forewarn.core.event import Cause, EventType
+from forewarn.core.event import Cause, EventType, ImpactState
 from forewarn.core.fleet import Approval, AutoApprove, Policy, Power, Scope, ScopeKind, Vm
 from tests.builders import NOON, guid
 
@@ -155,7 +156,18 @@ def finish_of(move: Move, scope: Scope) -> Command:
         tries=impact.tries - (move.third == 5),
         problem=pick(("", "", "broken"), move.second),
         host=pick(("", "", "h1", "h3"), move.third),
+        is_back=pick((True, False), move.second // 3),
     )
+
+
+def back_of(move: Move, scope: Scope) -> Command:
+    """Usually of a VM that boots, sometimes of one that does not."""
+    booting = [impact for impact in scope.impacts if impact.state is ImpactState.BOOTING]
+    impacts = [*booting, *booting, *scope.impacts]
+    if not impacts:
+        return Tick()
+    impact = pick(impacts, move.first)
+    return Back(event_id=impact.event_id, vm=pick((impact.vm, impact.vm, "a"), move.second))
 
 
 MOVES: tuple[Callable[[Move, Scope], Command], ...] = (
@@ -184,6 +196,7 @@ MOVES: tuple[Callable[[Move, Scope], Command], ...] = (
     release_of,
     finish_of,
     finish_of,
+    back_of,
     lambda move, scope: Seen(),
     lambda move, scope: SetMembers(
         kind=pick(tuple(ScopeKind), move.first),

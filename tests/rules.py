@@ -4,9 +4,12 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from forewarn.core.command import Command, SetMembers
-from forewarn.core.event import Cause, Event, EventType, Source, Status
+from forewarn.core.command import Back, Command, Complete, Finish, Retire, SetMembers, Tick
+from forewarn.core.event import Cause, Event, EventType, Impact, ImpactState, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope
+from forewarn.core.lifecycle import is_enabled
+from forewarn.core.machine import due_impacts
+from forewarn.core.timing import Timing
 from forewarn.wire.document import body
 from forewarn.wire.versions import VERSIONS
 
@@ -247,6 +250,68 @@ def check_claims(before: Scope, after: Scope, now: datetime) -> None:
             and (impact.claimed_by, impact.tries) != (was.claimed_by, was.tries)
         ):
             must(impact.tries > was.tries, "a new worker begins a new attempt", was, impact)
+
+
+def check_back(
+    before: Scope, command: Command, after: Scope, now: datetime, timing: Timing
+) -> None:
+    """A restart is over when the VM is back or its time is up, and not earlier."""
+    for impact in before.impacts:
+        is_booting = impact.state is ImpactState.BOOTING
+        left = after.impact(impact.event_id, impact.vm)
+        if is_booting and left != impact:
+            may = ends_boot(impact, command, after, now)
+            must(may, "a VM that boots is waited for", impact, command)
+        if is_booting and left == impact and isinstance(command, Tick):
+            must(now < impact.due_at, "the wait has a limit", impact, now)
+        if isinstance(command, Finish) and restarts(before, impact, command, now, timing):
+            is_waiting = left is not None and left.state is ImpactState.BOOTING
+            must(is_waiting, "a restarted VM is waited for", impact, command)
+    old = {(impact.event_id, impact.vm) for impact in before.impacts}
+    for impact in after.impacts:
+        if impact.state is ImpactState.BOOTING:
+            must((impact.event_id, impact.vm) in old, "only what was claimed boots", impact)
+            must(not impact.claimed_by, "no worker holds an impact that waits", impact)
+            must(impact.due_at <= now + timing.back_limit, "the wait has a limit", impact)
+            due = [other for other in due_impacts(after, now) if other.vm == impact.vm]
+            is_gone = all(
+                other.cause is Cause.FAILED
+                or other.type in (EventType.PREEMPT, EventType.TERMINATE)
+                for other in due
+            )
+            must(is_gone, "the next impact waits while the VM boots", impact, due)
+
+
+def ends_boot(impact: Impact, command: Command, after: Scope, now: datetime) -> bool:
+    """Whether the command may end the wait for a VM: it is back, late, or gone."""
+    vm = after.vm(impact.vm)
+    return (
+        (
+            isinstance(command, Back)
+            and (command.event_id, command.vm) == (impact.event_id, impact.vm)
+        )
+        or (isinstance(command, Tick) and impact.due_at <= now)
+        or (isinstance(command, Complete) and command.event_id == impact.event_id)
+        or isinstance(command, Retire)
+        or vm is None
+        or vm.power is Power.DEALLOCATED
+    )
+
+
+def restarts(before: Scope, impact: Impact, command: Finish, now: datetime, timing: Timing) -> bool:
+    """Whether this result of a worker is a restart whose VM will be waited for."""
+    vm = before.vm(impact.vm)
+    result = (command.event_id, command.vm, command.worker, command.tries)
+    return (
+        result == (impact.event_id, impact.vm, impact.claimed_by, impact.tries)
+        and impact.state is ImpactState.CLAIMED
+        and not command.problem
+        and not command.is_back
+        and impact.type in (EventType.REBOOT, EventType.REDEPLOY)
+        and is_enabled(before, now, timing)
+        and vm is not None
+        and (vm.power is Power.RUNNING or impact.cause in (Cause.RESTART, Cause.REDEPLOY))
+    )
 
 
 def check_domains(before: Scope, after: Scope) -> None:

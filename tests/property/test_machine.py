@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from forewarn.core.command import (
     Approve,
+    Back,
     Claim,
     Command,
     Degrade,
@@ -24,14 +25,23 @@ from forewarn.core.command import (
     SetMembers,
     Tick,
 )
+from forewarn.core.event import EventType, ImpactState
 from forewarn.core.fleet import Scope
-from forewarn.core.machine import Group, Outcome, decide, due_impacts, next_impact_at
+from forewarn.core.machine import (
+    Group,
+    Outcome,
+    decide,
+    due_impacts,
+    next_deadline,
+    next_impact_at,
+)
 from forewarn.core.timing import Timing
 from forewarn.errors import Error
-from tests.builders import NOON, guid, scope_of, vm
+from tests.builders import NOON, SECOND, guid, scope_of, vm
 from tests.random_commands import (
     MOVES,
     Move,
+    back_of,
     claim_of,
     command_of,
     finish_of,
@@ -39,6 +49,7 @@ from tests.random_commands import (
     scope_of_number,
 )
 from tests.rules import (
+    check_back,
     check_domains,
     check_state,
     check_step,
@@ -55,6 +66,7 @@ stories = st.lists(moves, min_size=1, max_size=30)
 scopes = st.integers(0, 500).map(scope_of_number)
 
 REPEATABLE = (
+    Back,
     Restart,
     Redeploy,
     Delete,
@@ -82,7 +94,9 @@ def test_invariants_hold_after_every_command(scope: Scope, main: list[Move], rat
     now, timing = NOON, TIMINGS[rate]
     for move in main:
         now += interval_of(move)
-        scope = decide(scope, Tick(), now, timing).scope  # as the worker does
+        ticked = decide(scope, Tick(), now, timing).scope  # as the worker does
+        check_back(scope, Tick(), ticked, now, timing)
+        scope = ticked
         command = command_of(move, scope)
         frozen = msgspec.json.encode(scope)
         outcome = attempt(scope, command, now, timing)
@@ -92,6 +106,7 @@ def test_invariants_hold_after_every_command(scope: Scope, main: list[Move], rat
         check_step(scope, outcome.scope, now)
         check_state(outcome.scope, now)
         check_domains(scope, outcome.scope)
+        check_back(scope, command, outcome.scope, now, timing)
         keeps_members_events(scope, command, outcome.scope)
         assert (outcome.scope == scope) == (not outcome.changes) or isinstance(
             command, Seen | SetMembers | Release
@@ -132,19 +147,25 @@ ON_ONE_VM = (
     Redeploy(vm="a", event_id=guid(2)),
     Delete(vm="a", event_id=guid(3)),
 )
-CLAIMS = tuple(number for number, build in enumerate(MOVES) if build in (claim_of, finish_of))
+CLAIMS = tuple(
+    number for number, build in enumerate(MOVES) if build in (claim_of, finish_of, back_of)
+)
 claims = st.builds(
     Move, st.sampled_from(CLAIMS), st.integers(0, 31), st.integers(0, 31), st.integers(0, 15)
 )
 
 
 @settings(max_examples=100, deadline=None)
-@given(main=st.lists(st.one_of(claims, claims, moves), min_size=1, max_size=30))
-def test_vm_never_has_two_impacts_at_once(main: list[Move]) -> None:
-    """A reboot in the middle of a migration breaks the VM."""
+@given(
+    main=st.lists(st.one_of(claims, claims, moves), min_size=1, max_size=30), is_seen=st.booleans()
+)
+def test_vm_never_has_two_impacts_at_once(main: list[Move], is_seen: bool) -> None:
+    """A reboot in the middle of a migration breaks the VM, and so does one while it boots."""
     scope, now = scope_of(vm("a"), vm("b", domain=1), is_enabled=False, terminate_notice=None), NOON
     for command in ON_ONE_VM:
         scope = decide(scope, command, now, TIMINGS[1]).scope
+    if is_seen:
+        scope = decide(scope, Seen(), now, TIMINGS[1]).scope
     for move in main:
         now += interval_of(move)
         outcome = attempt(scope, command_of(move, scope), now, TIMINGS[1])
@@ -156,9 +177,46 @@ def test_vm_never_has_two_impacts_at_once(main: list[Move]) -> None:
         assert len(set(claimed)) == len(claimed)
         due = [impact.vm for impact in due_impacts(scope, now)]
         assert len(set(due)) == len(due)
+        booting = [impact for impact in scope.impacts if impact.state is ImpactState.BOOTING]
+        blocked = {impact.vm for impact in booting}
         waiting = {impact.vm for impact in scope.impacts if not impact.is_over}
         waiting -= {impact.vm for impact in scope.impacts if impact.is_held}
-        assert (next_impact_at(scope) is None) == (not waiting), "no impact is forgotten"
+        is_open = next_impact_at(scope) is not None
+        assert is_open >= bool(waiting - blocked), "no impact is forgotten"
+        assert is_open <= bool(waiting), "no impact is invented"
+        limit = min((impact.due_at for impact in booting), default=None)
+        assert limit is None or (next_deadline(scope) or limit + SECOND) <= limit, (
+            "no wait is endless"
+        )
+
+
+RESTARTS = (
+    Restart(vm="a", event_id=guid(1)),
+    Redeploy(vm="a", event_id=guid(2)),
+    Restart(vm="b", event_id=guid(3)),
+    Maintain(host="host-a", operation_id=guid(10), type=EventType.REBOOT),
+    Approve(event_ids=(guid(1), guid(2), guid(3)), vm="a"),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(main=st.lists(st.one_of(claims, claims, claims, moves), min_size=5, max_size=40))
+def test_restart_is_over_when_the_vm_is_back_or_late(main: list[Move]) -> None:
+    """Otherwise peers send traffic to a VM that boots, and the next one goes down beside it."""
+    scope, now = scope_of(vm("a"), vm("b", domain=1), vm("c")), NOON
+    for command in RESTARTS:
+        scope = decide(scope, command, now, TIMINGS[1]).scope
+    for move in main:
+        now += interval_of(move)
+        ticked = decide(scope, Tick(), now, TIMINGS[1]).scope
+        check_back(scope, Tick(), ticked, now, TIMINGS[1])
+        scope, step = ticked, command_of(move, ticked)
+        outcome = attempt(scope, step, now, TIMINGS[1])
+        if isinstance(outcome, Outcome):
+            check_back(scope, step, outcome.scope, now, TIMINGS[1])
+            if outcome.is_gone:
+                return
+            scope = outcome.scope
 
 
 @settings(max_examples=100, deadline=None)
