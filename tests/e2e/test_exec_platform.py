@@ -21,7 +21,7 @@ from forewarn.platform.exec import OUTPUT_BYTES_MAX, ExecPlatform
 from tests.builders import guid
 from tests.e2e.cli_service import forewarn_process, soon
 from tests.e2e.history_file import changes_in
-from tests.e2e.service import running
+from tests.e2e.service import Service, running
 
 VM = Vm(name="web-0", host="host-a", address="10.0.0.10", id=guid(5).lower())
 REBOOT = ImpactRequest(
@@ -337,3 +337,59 @@ def test_failed_command_is_retried_and_then_recorded(
         if change.what is ChangeKind.IMPACT_FAILED
     ]
     assert failures == [f"{script} exited with 1\nreset db {tries}" for tries in (1, 2)]
+
+
+def restart_until_booting(service: Service, folder: Path) -> str:
+    """A guest polls, approves its restart, and the command has ended; returns the event's id."""
+    service.poll()
+    event_id: str = service.ask("POST", "/vms/web-0/restart")[1]["event"]["id"]
+    assert service.approve(event_id) == 200
+    soon(lambda: ChangeKind.RESTARTED in [change.what for change in changes_in(folder, "web")])
+    return event_id
+
+
+def details_of(folder: Path, what: ChangeKind) -> list[str]:
+    return [change.detail for change in changes_in(folder, "web") if change.what is what]
+
+
+def test_event_stays_until_the_restarted_vm_polls_again(tmp_path: Path) -> None:
+    """The command resets a VM in a moment, and the guest needs longer to come up."""
+    flags = ("--platform", "exec", "--exec-command", "Reboot=echo reset {vm}")
+    with running(tmp_path, *flags) as service:
+        event_id = restart_until_booting(service, tmp_path)
+
+        status, event = service.ask("GET", f"/events/{event_id}")
+        assert (status, event["impacts"][0]["state"]) == (200, "booting")
+        (shown,) = service.poll(vm="web-1")["Events"]  # a peer
+        assert (shown["EventId"], shown["EventStatus"]) == (event_id, "Started")
+        assert service.ask("GET", f"/events/{event_id}")[0] == 200
+
+        (shown,) = service.poll(vm="web-0")["Events"]  # its document as it was when it came up
+        assert shown["EventId"] == event_id
+        soon(lambda: service.poll(vm="web-1")["Events"] == [])
+
+    assert details_of(tmp_path, ChangeKind.RESTARTED) == ["reset web-0"]
+    assert details_of(tmp_path, ChangeKind.IMPACTED) == ["polled again"]
+
+
+def test_event_ends_at_the_limit_if_the_vm_stays_away(tmp_path: Path) -> None:
+    flags = ("--platform", "exec", "--exec-command", "Reboot=echo reset {vm}")
+    with running(tmp_path, *flags, "--back-seconds-max", "0.5") as service:
+        restart_until_booting(service, tmp_path)
+        soon(lambda: service.poll(vm="web-1")["Events"] == [])
+
+    assert details_of(tmp_path, ChangeKind.IMPACTED) == ["not back after 0.5 seconds"]
+
+
+def test_booting_vm_may_poll_any_server_even_after_a_restart(tmp_path: Path) -> None:
+    """The server that ran the command was killed: the wait is in the store."""
+    flags = ("--platform", "exec", "--exec-command", "Reboot=echo reset {vm}")
+    with running(tmp_path, *flags) as service:
+        event_id = restart_until_booting(service, tmp_path)
+        service.kill()
+        service.start()
+        assert [event["EventId"] for event in service.poll(vm="web-1")["Events"]] == [event_id]
+        service.poll(vm="web-0")
+        soon(lambda: service.poll(vm="web-1")["Events"] == [])
+
+    assert details_of(tmp_path, ChangeKind.IMPACTED) == ["polled again"]

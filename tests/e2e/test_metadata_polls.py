@@ -10,12 +10,14 @@ from itertools import pairwise
 import pytest
 
 from forewarn.config import Config, Identify
+from forewarn.core.command import Approve, Claim, Finish
 from forewarn.core.fleet import Vm
 from forewarn.lab.clock import VirtualClock
 from forewarn.web.metadata import fast_path as poll
 from forewarn.wire.versions import VERSIONS
 from tests.builders import NOON
-from tests.e2e.metadata_world import POLL, World
+from tests.e2e.metadata_world import EVENT_ID, POLL, World
+from tests.e2e.waiting import eventually
 
 CAREFULLY = b"Prefer: respond-async\r\n"
 """A header that changes nothing but the way."""
@@ -85,6 +87,28 @@ def test_poll_to_record_bypasses_the_fast_path() -> None:
             client.response()
         assert world.called == ["GET /metadata/scheduledevents"]
         assert world.scope().seen_at is not None
+
+
+@pytest.mark.parametrize("wait", [(), ('If-None-Match: "3"', "Prefer: wait=30")])
+def test_remembered_poll_of_a_booting_vm_ends_its_impact(wait: tuple[str, ...]) -> None:
+    """The guest sends the same bytes before and after its restart, and may wait for a change."""
+    data = request("/metadata/scheduledevents", "2020-07-01", *wait)
+    with World() as world:
+        world.ask(POLL)
+        world.restart()
+        world.ask(data)
+        eventually(lambda: data in world.polls.parsed)
+        for command in (
+            Approve(event_ids=(EVENT_ID,)),
+            Claim(event_id=EVENT_ID, vm="web-0", worker="w1"),
+            Finish(event_id=EVENT_ID, vm="web-0", worker="w1", tries=1, is_back=False),
+        ):
+            world.submit(command)
+        assert world.scope().incarnation == 3
+        peer = request("/as/web-1/metadata/scheduledevents")
+        assert b"Started" in world.ask(peer).body
+        assert world.ask(data).status == 200
+        eventually(lambda: world.scope().events == ())
 
 
 def test_clock_jump_is_noticed_after_a_tick() -> None:
@@ -216,7 +240,7 @@ def test_poll_bytes_in_a_body_are_not_a_request() -> None:
         for _ in range(2):
             client.send(POLL)
             client.response()
-        assert POLL in world.polls.parsed
+        eventually(lambda: POLL in world.polls.parsed)  # just after its response
         path = b"/metadata/scheduledevents?api-version=2020-07-01"
         post = b"POST " + path + b" HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n"
         client.send(post + b"Content-Length: %d\r\n\r\n" % len(POLL))

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from forewarn.config import Config, NotBeforeFormat
-from forewarn.core.command import Cancel, Restart, Seen, SetMembers
+from forewarn.core.command import Approve, Cancel, Claim, Finish, Restart, Seen, SetMembers
 from forewarn.core.fleet import Policy, ScopeKind, Vm
 from forewarn.engine.entry import Entry
 from forewarn.errors import StoreUnusable
@@ -102,6 +102,74 @@ def test_poll_is_recorded_hourly() -> None:
         await guest.call(EVENTS, TRUE)
         await settle()
         assert guest.place.scope.seen_at == NOON + timedelta(hours=1)
+
+    run(main)
+
+
+async def boot(guest: Guest) -> None:
+    """`web-0` polled, and was restarted since."""
+    await guest.call(EVENTS, TRUE)
+    await guest.restart()
+    for command in (
+        Approve(event_ids=(EVENT_ID,)),
+        Claim(event_id=EVENT_ID, vm="web-0", worker="w1"),
+        Finish(event_id=EVENT_ID, vm="web-0", worker="w1", tries=1, is_back=False),
+    ):
+        await guest.engine.submit("web", command, by="test")
+    assert guest.place.booting == {"web-0"}
+
+
+def test_poll_of_a_booting_vm_ends_its_impact() -> None:
+    """In the background: the VM gets the document as it was when it came up, without a delay."""
+
+    async def main(guest: Guest) -> None:
+        await boot(guest)
+        response = await guest.call(EVENTS, TRUE)
+        assert [event["EventId"] for event in response.json["Events"]] == [EVENT_ID]
+        await settle()
+
+        assert (guest.place.scope.events, guest.place.booting) == ((), None)
+        assert (await guest.call(EVENTS, TRUE)).json["Events"] == []
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "address"),
+    [
+        (EVENTS, "GET", "10.0.0.2"),
+        (EVENTS, "HEAD", "10.0.0.1"),
+        ("/metadata/versions", "GET", "10.0.0.1"),
+        ("/metadata/scheduledevents?api-version=1999-01-01", "GET", "10.0.0.1"),
+    ],
+)
+def test_only_a_poll_of_the_booting_vm_ends_its_impact(
+    target: str, method: str, address: str
+) -> None:
+    async def main(guest: Guest) -> None:
+        await boot(guest)
+        await guest.call(target, TRUE, method=method, address=address)
+        await settle()
+
+        assert guest.place.booting == {"web-0"}
+
+    run(main)
+
+
+def test_booting_vm_is_served_while_the_store_is_down() -> None:
+    """A later poll tries again to record that it is back."""
+
+    async def main(guest: Guest) -> None:
+        await boot(guest)
+        guest.store.is_lost = True
+        assert (await guest.call(EVENTS, TRUE)).status == 200
+        await settle()
+        assert guest.place.booting == {"web-0"}
+        guest.store.is_lost = False
+        await guest.call(EVENTS, TRUE)
+        await settle()
+
+        assert guest.place.booting is None
 
     run(main)
 

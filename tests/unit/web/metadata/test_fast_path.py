@@ -1,5 +1,7 @@
 """Parsing a poll, and responding to it from prepared bytes."""
 
+from dataclasses import replace
+
 import pytest
 
 from forewarn.config import Config, Identify
@@ -155,6 +157,19 @@ def test_poll_to_record_is_left_to_the_application() -> None:
     assert ready.respond(PLAIN, "10.0.0.1") is not None
     place.fresh_until = NOON.timestamp()
     assert ready.respond(PLAIN, "10.0.0.1") is None
+
+
+def test_poll_of_a_booting_vm_is_left_to_the_application() -> None:
+    """It ends the VM's impact. Polls of its peers stay on the fast path."""
+    ready = polls()
+    place = ready.board.scopes["web"]
+    place.booting = {"web-1"}
+    assert ready.respond(PLAIN, "10.0.0.1") is not None
+    place.booting = {"web-0", "web-1"}
+    assert ready.respond(PLAIN, "10.0.0.1") is None
+    assert ready.respond(replace(PLAIN, vm="web-0"), "10.9.9.9") is None
+    place.booting = None
+    assert ready.respond(PLAIN, "10.0.0.1") is not None
 
 
 @pytest.mark.parametrize(
