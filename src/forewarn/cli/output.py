@@ -7,18 +7,36 @@ import importlib.util
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 
 def show_list(response: Mapping[str, Any], kind: str, columns: Sequence[str]) -> None:
     """The items of a list, one per line."""
-    rows = [[_format(item[column]) for column in columns] for item in response[kind]]
+    rows = [
+        [
+            format_age(item["seen_at"]) if column == "seen" else _format(item[column])
+            for column in columns
+        ]
+        for item in response[kind]
+    ]
     _show_rows([column.replace("_", " ").upper() for column in columns], rows)
     if response["total"] > len(rows):
         print(
             f"showing {len(rows)} of {response['total']} {kind}; use --limit to see more",
             file=sys.stderr,
         )
+
+
+def format_age(timestamp: str | None) -> str:
+    """How long ago something was, in the largest unit that fits."""
+    if timestamp is None:
+        return "never"
+    seconds = int((datetime.now(UTC) - datetime.fromisoformat(timestamp)).total_seconds())
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit} ago"
+    return f"{max(seconds, 0)}s ago"
 
 
 def show_one(item: Mapping[str, Any]) -> None:

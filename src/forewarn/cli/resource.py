@@ -59,7 +59,7 @@ scope = resource(
 vm = resource(
     "vm",
     "VMs: list, show, restart, redeploy, evict, delete.",
-    ("name", "scope", "host", "update_domain", "power", "address", "events"),
+    ("name", "scope", "host", "update_domain", "power", "address", "seen", "events"),
 )
 host = resource(
     "host", "Hosts: list, show, maintain, degrade, fail.", ("name", "vms", "scopes", "events")

@@ -75,6 +75,8 @@ class Board:
         self.ids = VmKeys()
         self.shared_ids = self.ids.shared
         """A fleet file with duplicate ids is refused, but a store may hold an older fleet."""
+        self.polled: dict[str, float] = {}
+        """When a VM last polled at this server, in seconds since the epoch: see `last_polls.py`."""
         self.hosts: dict[str, set[str]] = {}
         """The VMs of every host that has any or that the fleet declares."""
         self.events: dict[str, PublishedScope] = {}
@@ -228,6 +230,8 @@ class Board:
         for vm in old:
             if after.get(vm.name) != vm:
                 self._remove_vm(published, vm)
+                if vm.name not in after and vm.name not in self.vms:
+                    self.polled.pop(vm.name, None)
         for vm in new:
             if before.get(vm.name) != vm:
                 self._add_vm(published, vm)

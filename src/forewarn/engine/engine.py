@@ -24,6 +24,7 @@ from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.clock import Clock
 from forewarn.engine.command_queue import CommandQueues
 from forewarn.engine.entry import Entry, encode_all
+from forewarn.engine.last_polls import POLLED_KEY
 from forewarn.engine.record import CLOCK, DECLARED, FLOOR, HOSTS, RAW, Floor, Hosts
 from forewarn.engine.record_cache import ABSENT, Versioned, describe, kind_of, name_of
 from forewarn.engine.replica import SCOPE_KEY, SEEN_KEY, Replica
@@ -283,6 +284,9 @@ class Engine(Replica):
             is_new, is_stored = not transaction.reads[key].revision, self.read(seen_key).revision
             if after is None or (is_new if is_stored else after.seen_at):
                 transaction.put(seen_key, after and after.seen_at)
+            polled_key = POLLED_KEY.format(name_of(key))
+            if after is None and self.read(polled_key).revision:
+                transaction.put(polled_key, None)
 
     async def submit(
         self, scope: str, command: Command, by: str, *, lease: Lease | None = None
@@ -362,7 +366,10 @@ class Engine(Replica):
             bare = Scope(name=name, seen_at=scope.seen_at)
             outcome = decide(bare, Seen(), transaction.now, self.timing)
             seen_at = outcome.scope.seen_at
-            if transaction.get(key) != seen_at:
+            is_due = transaction.get(key) != seen_at
+            if len(scope.vms) > 1 and (is_due or self.last_polls.are_behind(scope)):
+                transaction.put(POLLED_KEY.format(name), self.last_polls.times(scope))
+            if is_due:
                 transaction.put(key, seen_at)
                 transaction.record(*outcome.changes, scope=name)
             return replace(outcome, scope=replace(scope, seen_at=seen_at))

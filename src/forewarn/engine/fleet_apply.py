@@ -269,15 +269,16 @@ class FleetApplier:
             await turns.pass_after(count)
             bytes_ = len(msgspec.json.encode((joining, published and published.scope)))
             is_polled = published is not None or self._engine.read(SEEN_KEY.format(name)) != ABSENT
+            needed = 1 + is_polled + (published is not None and len(published.scope.vms) > 1)
             if batch and (
-                records + 1 + is_polled > RECORDS_PER_COMMIT_MAX
+                records + needed > RECORDS_PER_COMMIT_MAX
                 or vms + count > VMS_PER_COMMIT_MAX
                 or size + bytes_ > BYTES_PER_COMMIT_MAX
             ):
                 batches.append(Batch(batch))
                 batch, records, vms, size = Commands(), 0, 0, 0
             batch.append((name, command))
-            records, vms, size = records + 1 + is_polled, vms + count, size + bytes_
+            records, vms, size = records + needed, vms + count, size + bytes_
         return [*batches, Batch(batch)] if batch else batches
 
 

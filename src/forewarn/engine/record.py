@@ -116,6 +116,8 @@ class BytesCodec(RecordCodec[bytes]):
 SCOPE = ScopeCodec("scope", Scope)
 SEEN: RecordCodec[datetime] = RecordCodec("seen", Annotated[datetime, msgspec.Meta(tz=True)])  # type: ignore[arg-type]
 """When a VM of the scope last polled. A large scope is not written once an hour for that."""
+POLLED: RecordCodec[dict[str, int]] = RecordCodec("polled", dict[str, int])
+"""When each VM of the scope last polled, in seconds since the epoch."""
 HOSTS = RecordCodec("hosts", Hosts)
 FLOOR = RecordCodec("floor", Floor)
 CLOCK = RecordCodec("clock", ClockReading)

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.clock import Clock
 from forewarn.engine.entry import Entry
+from forewarn.engine.last_polls import LastPolls
 from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.engine.metrics import Metrics
-from forewarn.engine.record import SCOPE, SEEN, RecordCodec
+from forewarn.engine.record import POLLED, SCOPE, SEEN, RecordCodec
 from forewarn.engine.record_cache import Records, Versioned, describe, kind_of, name_of
 from forewarn.errors import (
     Compacted,
@@ -87,6 +88,8 @@ class Replica:
         self._loading = asyncio.Lock()
         self.register("scope", SCOPE)
         self.register("seen", SEEN)
+        self.register("polled", POLLED)
+        self.last_polls = LastPolls(board, self.records)
         self.subscribe_entries(self.metrics.count)
 
     def register(self, kind: str, codec: RecordCodec[Any], *, cached: bool = True) -> None:
@@ -210,13 +213,29 @@ class Replica:
                 if early.revision:
                     self.board.see(value.name, early.value, early.revision)
             return
-        if kind.codec is SEEN and name_of(key) in self.board.scopes:
-            self.board.see(name_of(key), value, revision)
+        if kind.codec in (SEEN, POLLED) and name_of(key) in self.board.scopes:
+            self._show_polls(kind, key, value, revision)
             return
         before = self.records.get(key).value
         self.records.set(key, value, revision)
         for callback in kind.callbacks:
             callback(before, value)
+
+    def _show_polls(self, kind: RecordKind, key: str, value: Any, revision: int) -> None:
+        """Polls of this server that the record misses are recorded when they were due anyway."""
+        published = self.board.scopes[name_of(key)]
+        due_at, seen_at, seen_revision = (
+            published.fresh_until,
+            published.scope.seen_at,
+            published.seen_revision,
+        )
+        if kind.codec is SEEN:
+            seen_at, seen_revision = value, revision
+        else:
+            self.records.set(key, value, revision)
+        self.board.see(name_of(key), seen_at, seen_revision)
+        if self.last_polls.are_behind(published.scope):
+            published.fresh_until = min(due_at, published.fresh_until)
 
     def is_known_after(self, key: str, revision: int) -> bool:
         """Whether the record is known to have changed after a revision.

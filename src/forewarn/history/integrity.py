@@ -11,7 +11,7 @@ from forewarn.engine.record_cache import describe, kind_of, name_of
 from forewarn.engine.replica import NO_KEY, SCOPE_KEY
 from forewarn.history.query import read_values
 
-OWNERS = {"campaign-hosts": "campaign/{}/", "seen": SCOPE_KEY}
+OWNERS = {"campaign-hosts": "campaign/{}/", "polled": SCOPE_KEY, "seen": SCOPE_KEY}
 """Records that belong to another record."""
 _ENTRIES = msgspec.json.Decoder(list[Entry])
 

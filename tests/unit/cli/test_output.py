@@ -1,13 +1,13 @@
 """What the commands print."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from forewarn.cli.history import SENTENCES
 from forewarn.cli.options import DEMO
-from forewarn.cli.output import show_events, show_list, show_one
+from forewarn.cli.output import format_age, show_events, show_list, show_one
 from forewarn.cli.serve import format_welcome, print_change
 from forewarn.core.change import Change, ChangeKind
 from forewarn.engine.entry import make_entry
@@ -115,3 +115,18 @@ def test_demo_fleet_has_every_kind_of_scope() -> None:
         "scale-set",
     }
     assert len({vm.host for scope in fleet.scopes for vm in scope.vms}) == 3
+
+
+@pytest.mark.parametrize(
+    ("age", "expected"),
+    [
+        (timedelta(seconds=-5), "0s ago"),
+        (timedelta(seconds=30), "30s ago"),
+        (timedelta(minutes=2, seconds=30), "2m ago"),
+        (timedelta(hours=23, minutes=30), "23h ago"),
+        (timedelta(days=3, hours=1), "3d ago"),
+    ],
+)
+def test_age_is_shown_in_the_largest_unit(age: timedelta, expected: str) -> None:
+    assert format_age((datetime.now(UTC) - age).isoformat()) == expected
+    assert format_age(None) == "never"

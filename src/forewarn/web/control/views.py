@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -110,7 +110,7 @@ class ScopeView(msgspec.Struct, frozen=True):
 
 
 class VmView(msgspec.Struct, frozen=True):
-    """A VM, and the ids of the events that name it."""
+    """A VM, the ids of the events that name it, and its last poll."""
 
     name: str
     scope: str
@@ -121,6 +121,7 @@ class VmView(msgspec.Struct, frozen=True):
     fault_domain: int
     power: Power
     events: tuple[str, ...]
+    seen_at: datetime | None
 
 
 class HostView(msgspec.Struct, frozen=True):
@@ -228,25 +229,31 @@ async def scope_list(engine: Engine, request: PageRequest) -> ScopeList:
     return ScopeList(*await build_page(engine.board.scope_names, name_key, build, request))
 
 
-async def vm_list(board: Board, request: PageRequest) -> VmList:
-    build = partial(vm_views, board)
-    return VmList(*await build_page(board.vm_names, name_key, build, request))
+async def vm_list(engine: Engine, request: PageRequest) -> VmList:
+    build = partial(vm_views, engine)
+    return VmList(*await build_page(engine.board.vm_names, name_key, build, request))
 
 
-def vm_views(board: Board, names: Sequence[str]) -> Iterator[VmView]:
+def vm_views(engine: Engine, names: Sequence[str]) -> Iterator[VmView]:
     """Reads each scope once, not once for each of its VMs."""
-    wanted = set(names)
+    board, wanted = engine.board, set(names)
     views: dict[str, VmView] = {}
     for published in {board.vms[name] for name in names if name in board.vms}:
         scope = published.scope
+        seen = engine.last_polls.times(scope)
         events: dict[str, list[str]] = defaultdict(list)
         for event in scope.events:
             for name in event.resources:
                 events[name].append(event.id)
         for vm in scope.vms:
             if vm.name in wanted:
-                ids = tuple(events.get(vm.name, ()))
-                views[vm.name] = view(VmView, vm, scope=scope.name, events=ids)
+                views[vm.name] = view(
+                    VmView,
+                    vm,
+                    scope=scope.name,
+                    events=tuple(events.get(vm.name, ())),
+                    seen_at=datetime.fromtimestamp(seen[vm.name], UTC) if vm.name in seen else None,
+                )
     return (views[name] for name in names if name in views)
 
 

@@ -168,6 +168,7 @@ class Metadata:
         if request.method == "GET":
             if client.place.booting:
                 self._engine.back(client.place, client.vm)
+            self._engine.board.polled[client.vm] = self._engine.clock.now().timestamp()
             await self._record(client.place)
             client = self._identify(request)  # `_record` may have taken minutes
             seconds = requests.wait_seconds(request, self._config)

@@ -129,7 +129,7 @@ class Polls(ConnectionPolicy):
         self.documents_count = self.unchanged_count = self.waiting = 0
         self.now = engine.clock.now().timestamp()
         self._tokens = tokens
-        self._clock = engine.clock
+        self._engine = engine
         self._config = config
         self._is_iso = config.not_before_format is NotBeforeFormat.DOCUMENTED
         self._is_by_address = set(config.identify) == {Identify.ADDRESS}
@@ -147,7 +147,9 @@ class Polls(ConnectionPolicy):
     def tick(self, state: ServerState, now: float) -> None:
         headers = encode_headers(state.default_headers)
         self.ok, self.unchanged = STATUS_LINE[200] + headers, STATUS_LINE[304] + headers
-        self.now = self._clock.now().timestamp()
+        at = self._engine.clock.now()
+        self.now = at.timestamp()
+        self._engine.last_polls.count_silent(at, self._engine.timing)
         super().tick(state, now)
 
     def find(self, poll: ParsedPoll, address: str) -> PublishedScope | None:
@@ -178,6 +180,7 @@ class Polls(ConnectionPolicy):
             return None
         if place.booting and name in place.booting:
             return None
+        self.board.polled[name] = self.now
         if poll.wait_seconds and place.scope.incarnation in poll.known:
             return b""
         return self.encode(poll, place)

@@ -11,7 +11,10 @@ from litestar import Litestar
 from msgspec.structs import replace
 
 from forewarn.core.fleet import Scope, ScopeKind, Vm
-from forewarn.engine.board import Board
+from forewarn.core.timing import Timing
+from forewarn.engine.engine import Engine
+from forewarn.lab.clock import VirtualClock
+from forewarn.store.memory import MemoryStore
 from forewarn.web.control import views
 from forewarn.web.control.dependencies import PageRequest
 from forewarn.web.control.routes.metrics import make_metrics_route
@@ -96,7 +99,7 @@ def test_scrape_cost_does_not_grow_with_the_fleet() -> None:
 def test_page_of_vms_reads_each_scope_once() -> None:
     """Else a scope of a thousand VMs would be read a thousand times for one page."""
 
-    def crowd(size: int) -> Board:
+    def crowd(size: int) -> Engine:
         members = [
             vm(Name(f"vm-{number:05}"), host=f"host-{number % 10}") for number in range(size)
         ]
@@ -107,9 +110,9 @@ def test_page_of_vms_reads_each_scope_once() -> None:
         scope = replace(
             scope, events=tuple(replace(event, resources=everybody) for event in scope.events)
         )
-        board = Board(3600)
-        board.publish(scope, 1)
-        return board
+        engine = Engine(MemoryStore(), VirtualClock(NOON), Timing())
+        engine.board.publish(scope, 1)
+        return engine
 
     async def measure() -> tuple[int, int]:
         small, large = crowd(20), crowd(200)
@@ -135,7 +138,7 @@ def test_building_a_large_page_does_not_block_polls() -> None:
                 await asyncio.sleep(0)
 
         polling = asyncio.create_task(poll())
-        shown = await views.vm_list(world.engine.board, PageRequest(10_000))
+        shown = await views.vm_list(world.engine, PageRequest(10_000))
         is_over = True
         await polling
         return len(shown.vms), turns
@@ -153,7 +156,7 @@ def test_lists_stay_in_order_while_the_fleet_changes() -> None:
     async def walk(world: World) -> list[list[str]]:
         board = world.engine.board
         vms, scopes = (
-            await views.vm_list(board, PageRequest(99)),
+            await views.vm_list(world.engine, PageRequest(99)),
             await views.scope_list(world.engine, PageRequest(99)),
         )
         hosts, events = (

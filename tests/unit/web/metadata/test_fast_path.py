@@ -141,6 +141,13 @@ def test_unknown_client_is_left_to_the_application() -> None:
     )
 
 
+def test_poll_is_noted_with_its_vm() -> None:
+    ready = polls()
+    ready.now = NOON.timestamp() + 5
+    assert ready.respond(PLAIN, "10.0.0.1") is not None
+    assert ready.board.polled == {"web-0": NOON.timestamp() + 5}
+
+
 def test_client_with_a_shared_address_is_left_to_the_application() -> None:
     ready = polls()
     twin = Vm(name="twin", address="10.0.0.1", host="host-b")

@@ -75,6 +75,8 @@ class ServiceCollector(Collector):
         yield _gauge("store_stale_seconds", text, engine.stale_seconds)
         yield _gauge("scopes", "Scopes of the fleet.", len(board.scopes))
         yield _gauge("vms", "VMs of the fleet.", len(board.vms))
+        text = "Running VMs without a poll for an hour, in scopes that were polled within a day."
+        yield _gauge("vms_silent", text, engine.last_polls.silent_count)
         yield _gauge("hosts", "Hosts of the fleet.", len(board.known_hosts))
         text = "Records of a newer version, or damaged: read-only here."
         yield _gauge("records_unreadable", text, len(engine.unreadable))

@@ -42,14 +42,14 @@ class VmController(Controller):
     @get("/")
     async def list_vms(self, call: Call, page: Page) -> VmList:
         """All VMs, by name."""
-        return await views.vm_list(call.service.engine.board, page)
+        return await views.vm_list(call.service.engine, page)
 
     @get("/{vm:str}", errors=(errors.UnknownVm,))
     async def show_vm(self, vm: Name, call: Call) -> VmView:
         """A VM, its host, and the ids of the events that name it."""
         engine = call.service.engine
         await engine.look_up(lambda: engine.board.find_vm(vm))
-        return next(views.vm_views(engine.board, [vm]))
+        return next(views.vm_views(engine, [vm]))
 
     @post("/{vm:str}/restart", status_code=HTTP_202_ACCEPTED, errors=OPERATION_ERRORS)
     async def restart_vm(self, vm: Name, call: Call, data: NoticeBody = NOTICE) -> EventResult:

@@ -1,0 +1,87 @@
+"""When each VM polled last, and which VMs have stopped polling.
+
+A poll writes one entry of `Board.polled`. Once an hour the times of a scope are stored in
+`polled/SCOPE/`, beside the record of the scope's last poll: so the other servers learn them, and a
+restart does not lose them. Earlier versions ignore that record. A scope of one VM needs none: its
+last poll is the VM's.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from forewarn.core.fleet import Power, Scope
+from forewarn.core.lifecycle import is_enabled
+from forewarn.core.timing import Timing
+from forewarn.engine.board import Board, PublishedScope
+from forewarn.engine.record_cache import Records
+
+POLLED_KEY = "polled/{}/"
+VMS_PER_COUNT_MAX = 1_000
+"""How many VMs are looked at in one second: the work must not grow with the fleet."""
+
+
+class LastPolls:
+    """Reads the polls of this server from the board, and those of the others from the records.
+
+    `silent_count` is how many running VMs have not polled for an interval, in scopes that are
+    polled.
+    """
+
+    def __init__(self, board: Board, records: Records) -> None:
+        self._board = board
+        self._records = records
+        self.silent_count = 0
+        self._silent: dict[str, int] = {}
+        self._position = 0
+        board.subscribe(self._forget)
+
+    def times(self, scope: Scope) -> dict[str, int]:
+        """When each VM of the scope polled last, in seconds since the epoch."""
+        here, stored = self._board.polled, self._stored(scope)
+        if len(scope.vms) == 1 and scope.seen_at is not None:
+            stored = {scope.vms[0].name: int(scope.seen_at.timestamp())}
+        latest = {
+            vm.name: max(int(here.get(vm.name, 0)), stored.get(vm.name, 0)) for vm in scope.vms
+        }
+        return {name: seconds for name, seconds in latest.items() if seconds}
+
+    def are_behind(self, scope: Scope) -> bool:
+        """Whether the stored times miss polls of this server, by half the time between records.
+
+        Each of several servers may have its own VMs of a scope.
+        """
+        here, stored = self._board.polled, self._stored(scope)
+        if len(scope.vms) == 1 or not here:
+            return False
+        slack = self._board.seen_interval_seconds / 2
+        return any(here.get(vm.name, 0) - stored.get(vm.name, 0) > slack for vm in scope.vms)
+
+    def count_silent(self, now: datetime, timing: Timing) -> None:
+        """Count the silent VMs in the next part of the fleet. Called once a second."""
+        names, vms_left = self._board.scope_names, VMS_PER_COUNT_MAX
+        for _ in range(len(names)):
+            self._position = (self._position + 1) % len(names)
+            scope = self._board.scopes[names[self._position]].scope
+            self._set_silent(scope.name, self._count(scope, now, timing))
+            vms_left -= 1 + len(scope.vms)
+            if vms_left <= 0:
+                break
+
+    def _set_silent(self, scope: str, count: int) -> None:
+        self.silent_count += count - self._silent.pop(scope, 0)
+        if count:
+            self._silent[scope] = count
+
+    def _forget(self, published: PublishedScope) -> None:
+        if published.scope.name not in self._board.scopes:
+            self._set_silent(published.scope.name, 0)
+
+    def _count(self, scope: Scope, now: datetime, timing: Timing) -> int:
+        if not is_enabled(scope, now, timing):
+            return 0
+        times, oldest = self.times(scope), (now - timing.seen_interval).timestamp()
+        running = (vm.name for vm in scope.vms if vm.power is Power.RUNNING)
+        return sum(times.get(name, 0) < oldest for name in running)
+
+    def _stored(self, scope: Scope) -> Mapping[str, int]:
+        return self._records.get(POLLED_KEY.format(scope.name)).value or {}
