@@ -97,9 +97,7 @@ class Daemon:
         programs = None
         if socket is not None:
             programs = ParticipantSocket(
-                socket,
-                lambda: to_json(self._agent.status()),
-                resumed=_events_in_prepare(journal),
+                socket, lambda: to_json(self._agent.status()), resumed=_events_in_prepare(journal)
             )
         self._agent = self.make_agent(
             settings,

@@ -8,15 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from forewarn.agent.config_reader import (
-    Key,
-    checked,
-    is_text,
-    number,
-    read,
-    reject,
-    tables,
-)
+from forewarn.agent.config_reader import Key, checked, is_text, number, read, reject, tables
 from forewarn.agent.rules import PlannedStep, Rule
 from forewarn.agent.steps import make_step
 from forewarn.agent.steps.base import WorkflowPhase

@@ -173,12 +173,7 @@ class Campaigns:
         return await self.apply(campaign_id, lambda draft: set_state(draft, state), by)
 
     async def apply(
-        self,
-        campaign_id: str,
-        rule: Rule,
-        by: str = "",
-        *,
-        lease: Lease | None = None,
+        self, campaign_id: str, rule: Rule, by: str = "", *, lease: Lease | None = None
     ) -> Campaign:
         """Apply a rule durably. Without `by` the campaign itself is the author."""
         key = campaign_key(campaign_id)

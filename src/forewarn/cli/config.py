@@ -33,10 +33,7 @@ def config(
             "value": _format_public(each, getattr(resolved.config, each.name)),
             "from": resolved.sources[each.name],
         }
-        for resolved in (
-            read_config(context, Config),
-            read_client_config(context),
-        )
+        for resolved in (read_config(context, Config), read_client_config(context))
         for each in options(type(resolved.config))
     ]
     if as_json:

@@ -45,6 +45,7 @@ def pause_seconds(failures: int, error: EndpointError, chance: float) -> float:
     return max(pause, min(retry_after or 0.0, RETRY_AFTER_SECONDS_MAX))
 
 
+@dataclass(eq=False)
 class PollSchedule:
     """What to request next and how long to rest before it.
 
@@ -53,43 +54,37 @@ class PollSchedule:
     others are polled every `period_seconds`. While `may_wait` returns False, polls do not wait.
     """
 
-    def __init__(
-        self,
-        api: Api,
-        clock: ClientClock,
-        wait_seconds: float,
-        period_seconds: float,
-        may_wait: Callable[[], bool],
-    ) -> None:
-        assert period_seconds >= PERIOD_SECONDS
-        self._api = api
-        self._clock = clock
-        self._wait_seconds = wait_seconds
-        self._period_seconds = period_seconds
-        self._may_wait = may_wait
-        self._cache = ConditionalCache(clock.monotonic)
+    api: Api
+    clock: ClientClock
+    wait_seconds: float
+    period_seconds: float
+    may_wait: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        assert self.period_seconds >= PERIOD_SECONDS
+        self._cache = ConditionalCache(self.clock.monotonic)
         self._failures = 0
         self._began = 0.0
         self._next = 0.0
 
     def request(self) -> ApiRequest[Document]:
-        self._began = self._clock.monotonic()
-        wait_seconds = self._wait_seconds if self._may_wait() else 0.0
-        return self._api.wait(wait_seconds, self._cache.document)
+        self._began = self.clock.monotonic()
+        wait_seconds = self.wait_seconds if self.may_wait() else 0.0
+        return self.api.wait(wait_seconds, self._cache.document)
 
     def succeeded(self, document: Document) -> Document:
         self._failures = 0
-        was_held = self._clock.monotonic() - self._began >= PERIOD_SECONDS
-        self._next = self._began + (PERIOD_SECONDS if was_held else self._period_seconds)
+        was_held = self.clock.monotonic() - self._began >= PERIOD_SECONDS
+        self._next = self._began + (PERIOD_SECONDS if was_held else self.period_seconds)
         return self._cache.put(document)
 
     def failed(self, error: EndpointError) -> EndpointError:
         """The pause counts from the error, so a timeout is not followed by an immediate retry."""
         self._failures += 1
         self._cache.clear()
-        pause = pause_seconds(self._failures, error, self._clock.chance())
-        self._next = self._clock.monotonic() + max(pause, self._period_seconds)
+        pause = pause_seconds(self._failures, error, self.clock.chance())
+        self._next = self.clock.monotonic() + max(pause, self.period_seconds)
         return error
 
     def rest_seconds(self) -> float:
-        return max(0.0, self._next - self._clock.monotonic())
+        return max(0.0, self._next - self.clock.monotonic())

@@ -14,6 +14,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -249,6 +250,7 @@ class Client(BaseClient["EndpointConnection"]):
             return request.read(connection.send(request.data, limit))
 
 
+@dataclass(eq=False)
 class EndpointConnection:
     """A keep-alive connection. One thread sends; any thread may interrupt it.
 
@@ -257,16 +259,13 @@ class EndpointConnection:
     after any error. Once `closed` is set, every state leads to CLOSED permanently.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, monotonic: Callable[[], float], closed: threading.Event
-    ) -> None:
-        self._endpoint = endpoint
-        self._monotonic = monotonic
-        self._closed = closed
-        self._socket: socket.socket | None = None
+    endpoint: Endpoint
+    monotonic: Callable[[], float]
+    closed: threading.Event
+    _socket: socket.socket | None = None
 
     def send(self, data: bytes, timeout_seconds: float) -> Response:
-        deadline = self._monotonic() + timeout_seconds
+        deadline = self.monotonic() + timeout_seconds
         if self._socket is not None:
             with suppress(ConnectionClosed, ConnectionError):
                 return self._exchange(data, deadline)
@@ -306,7 +305,7 @@ class EndpointConnection:
         self._seconds_left(deadline)
         failure = OSError("the host has no address")
         for family, kind, protocol, _, address in socket.getaddrinfo(
-            self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM
+            self.endpoint.host, self.endpoint.port, type=socket.SOCK_STREAM
         ):
             self._socket = new_socket = socket.socket(family, kind, protocol)
             try:
@@ -334,9 +333,9 @@ class EndpointConnection:
 
     def _seconds_left(self, deadline: float) -> float:
         """TimeoutError after the deadline, ConnectionFailed once the client is closed."""
-        if self._closed.is_set():
+        if self.closed.is_set():
             raise ConnectionFailed(CLOSED)
-        remaining = deadline - self._monotonic()
+        remaining = deadline - self.monotonic()
         if remaining <= 0:
             raise TimeoutError
         return remaining

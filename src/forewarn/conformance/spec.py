@@ -48,34 +48,19 @@ BAD_VERSION = (
     "For more information refer to aka.ms/azureimds"
 )
 
+# fmt: off
 COMPUTE_ALWAYS = {
-    "location",
-    "name",
-    "offer",
-    "osType",
-    "platformFaultDomain",
-    "platformUpdateDomain",
-    "publisher",
-    "sku",
-    "version",
-    "vmId",
-    "vmSize",
+    "location", "name", "offer", "osType", "platformFaultDomain", "platformUpdateDomain",
+    "publisher", "sku", "version", "vmId", "vmSize",
 }
 """The members of `compute` that every version has (8.1)."""
 
 COMPUTE_LATER = {
-    "azEnvironment",
-    "evictionPolicy",
-    "osProfile",
-    "priority",
-    "provider",
-    "resourceId",
-    "storageProfile",
-    "tagsList",
-    "userData",
-    "virtualMachineScaleSet",
+    "azEnvironment", "evictionPolicy", "osProfile", "priority", "provider", "resourceId",
+    "storageProfile", "tagsList", "userData", "virtualMachineScaleSet",
 }
 """Members of `compute` that are newer than INSTANCE_VERSION_OLD (8.1)."""
+# fmt: on
 
 
 def fields(version: str) -> list[str]:

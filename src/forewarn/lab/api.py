@@ -123,11 +123,7 @@ class LabRoutes(Controller):
         """Returns the JSON Schema of a fault."""
         return Response(SCHEMA)
 
-    @delete(
-        "/faults/{fault_id:str}",
-        status_code=HTTP_200_OK,
-        errors=(errors.NotFound,),
-    )
+    @delete("/faults/{fault_id:str}", status_code=HTTP_200_OK, errors=(errors.NotFound,))
     async def remove_fault(self, fault_id: FromPath[str], lab: Lab) -> FaultView:
         """Removes a fault."""
         return FaultView(view_fault(lab.remove_fault(fault_id)))

@@ -90,11 +90,7 @@ class LabService:
     """A running lab. Created by `open_lab`."""
 
     def __init__(
-        self,
-        setup: Setup,
-        clock: VirtualClock | RealClock,
-        service: Service,
-        scheduler: Scheduler,
+        self, setup: Setup, clock: VirtualClock | RealClock, service: Service, scheduler: Scheduler
     ) -> None:
         self.service = service
         self.clock = clock
@@ -242,12 +238,7 @@ class LabService:
     # --- requests and listeners
 
     async def request(
-        self,
-        vm: str,
-        method: str,
-        target: str,
-        body: bytes = b"",
-        headers: Sequence[Header] = (),
+        self, vm: str, method: str, target: str, body: bytes = b"", headers: Sequence[Header] = ()
     ) -> FaultyResponse:
         """Send a request of a VM without a socket, for guests that live on the lab's clock.
 

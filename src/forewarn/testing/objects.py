@@ -264,9 +264,7 @@ class LabVm:
         raise Refused(f"{self.name} already has this event, or is deallocated", vm=self.name)
 
     def _call(
-        self,
-        operation: Callable[..., Awaitable[ScopedEvent | None]],
-        not_before: datetime | None,
+        self, operation: Callable[..., Awaitable[ScopedEvent | None]], not_before: datetime | None
     ) -> LabEvent | None:
         created = self._lab.call(operation, self.name, by=BY, not_before=not_before)
         return None if created is None else LabEvent(created.event.id, self._lab)

@@ -173,10 +173,7 @@ class ApiServer:
 
     @classmethod
     def find(
-        cls,
-        step: KubernetesStep,
-        environ: Mapping[str, str],
-        account: Path = SERVICE_ACCOUNT,
+        cls, step: KubernetesStep, environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT
     ) -> "ApiServer":
         """What the step does not configure is found where every pod finds it."""
         node = step.node or environ.get("NODE_NAME", "")

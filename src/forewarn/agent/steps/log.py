@@ -4,13 +4,7 @@ import logging
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from forewarn.agent.steps.base import (
-    StepContext,
-    escape_line,
-    event_facts,
-    fill,
-    template,
-)
+from forewarn.agent.steps.base import StepContext, escape_line, event_facts, fill, template
 
 log = logging.getLogger("forewarn.agent.event")
 

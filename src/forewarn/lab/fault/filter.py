@@ -7,6 +7,7 @@ affects is answered immediately, whatever its `Prefer: wait` says.
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from random import Random
 
 import msgspec
@@ -36,24 +37,18 @@ IF_NONE_MATCH, PREFER = b"if-none-match", b"prefer"
 Sleep = Callable[[float], Awaitable[bool]]
 
 
+@dataclass(eq=False)
 class FaultFilter:
     """An ASGI application around another. `get_vm` names the VM of a request, or `""`."""
 
-    def __init__(
-        self,
-        app: Application,
-        faults: FaultSet,
-        transcript: Transcript,
-        clock: Clock,
-        random: Random,
-        get_vm: Callable[[Message], str],
-    ) -> None:
-        self._app = app
-        self._faults = faults
-        self._transcript = transcript
-        self._clock = clock
-        self._random = random
-        self._get_vm = get_vm
+    app: Application
+    faults: FaultSet
+    transcript: Transcript
+    clock: Clock
+    random: Random
+    get_vm: Callable[[Message], str]
+
+    def __post_init__(self) -> None:
         self._views: dict[tuple[str, bytes], DocumentView] = {}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -66,7 +61,7 @@ class FaultFilter:
 
         `sleep` delays the response, and returns whether the client is still connected.
         """
-        exchange = Exchange(scope, receive, sleep, self._get_vm(scope))
+        exchange = Exchange(scope, receive, sleep, self.get_vm(scope))
         response = NO_RESPONSE
         try:
             if await exchange.read_body():
@@ -84,23 +79,23 @@ class FaultFilter:
         seen: list[ActiveFault] = []
         response: FaultyResponse | None = None
         while True:  # ends: another turn needs a fault that was added meanwhile
-            active = self._faults.list_active(exchange.call.vm, self._clock.now())
+            active = self.faults.list_active(exchange.call.vm, self.clock.now())
             new = [each for each in active if each not in seen]
             seen += new
-            taken = self._faults.take(exchange.call, new, self._random)
+            taken = self.faults.take(exchange.call, new, self.random)
             exchange.faults += taken
             if response is not None and not taken:
                 return self._show(exchange, response)
             for each in taken:
                 match each.fault:
                     case FirstCall() | Latency():
-                        if not await exchange.sleep(each.fault.draw_delay(self._random)):
+                        if not await exchange.sleep(each.fault.draw_delay(self.random)):
                             return NO_RESPONSE
                     case Refuse() | ErrorStatus():
                         return exchange.change_body(each.fault.respond())
             headers, is_final = self._choose_headers(exchange)
             scope = {**exchange.scope, "headers": headers}
-            response = await call_app(self._app, scope, exchange.receive)
+            response = await call_app(self.app, scope, exchange.receive)
             if is_final or response is NO_RESPONSE:
                 return exchange.change_body(self._show(exchange, response))
 
@@ -138,7 +133,7 @@ class FaultFilter:
             del self._views[next(iter(self._views))]
         self._views[exchange.key] = view
         real = msgspec.json.decode(response.body, type=ShownDocument)
-        shown = view.apply(real, exchange.faults, self._clock.now())
+        shown = view.apply(real, exchange.faults, self.clock.now())
         is_known = document.matches(exchange.if_none_match, shown.number)
         if is_known and not exchange.has_fault(*BODY_FAULTS):
             return FaultyResponse(304, dict([_etag(shown.number)]))
@@ -149,7 +144,7 @@ class FaultFilter:
     def _record(self, exchange: "Exchange", response: FaultyResponse) -> None:
         _, path = metadata_request.split(exchange.scope["path"])
         query = exchange.scope["query_string"].decode("latin-1")
-        self._transcript.add(
+        self.transcript.add(
             TranscriptKind.REQUEST,
             vm=exchange.call.vm,
             method=exchange.call.method,

@@ -1,6 +1,7 @@
 """The reports of a run: live on the console, and as JUnit for CI systems."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 from forewarn.junit import TestCase, render
@@ -34,20 +35,20 @@ class Verbosity(IntEnum):
     VERBOSE = 2
 
 
+@dataclass(eq=False)
 class Console:
     """Prints a run line by line. QUIET prints only the verdicts."""
 
-    def __init__(
-        self, write: Callable[[str], None], verbosity: Verbosity = Verbosity.NORMAL
-    ) -> None:
-        self._write = write
-        self._verbosity = verbosity
+    write: Callable[[str], None]
+    verbosity: Verbosity = Verbosity.NORMAL
+
+    def __post_init__(self) -> None:
         self._bad: dict[tuple[str, str], tuple[str, int]] = {}
         """The last bad response and how often it came in a row, by VM and method."""
 
     def print(self, line: str) -> None:
-        if self._verbosity > Verbosity.QUIET:
-            self._write(line)
+        if self.verbosity > Verbosity.QUIET:
+            self.write(line)
 
     def print_output(self, vm: str, line: str) -> None:
         """Print a line of the software under test."""
@@ -67,10 +68,10 @@ class Console:
         """Print the verdicts at any verbosity."""
         for verdict in verdicts:
             result = "passed" if verdict.is_passed else "FAILED"
-            self._write(f"{result}  {verdict.expected}: {verdict.reason}")
+            self.write(f"{result}  {verdict.expected}: {verdict.reason}")
         failed = sum(not verdict.is_passed for verdict in verdicts)
         result = f"FAILED ({failed} of {len(verdicts)}" if failed else f"passed ({len(verdicts)}"
-        self._write(f"{name} {result} expectations)")
+        self.write(f"{name} {result} expectations)")
 
     def _describe(self, observation: Observation) -> str:
         entry = observation.entry
@@ -93,7 +94,7 @@ class Console:
             request = f"approves {', '.join(names)}"
         faults = f" ({', '.join(entry.faults)})" if entry.faults else ""
         text = f"{request} -> {entry.status or 'no response'}{faults}"
-        if self._verbosity is Verbosity.VERBOSE:
+        if self.verbosity is Verbosity.VERBOSE:
             return f"{text} {entry.response_body}"
         key = (entry.vm, entry.method)
         before, count = self._bad.pop(key, ("", 0))

@@ -202,12 +202,7 @@ def _collect_names(file: ScenarioFile, fleets: list[Fleet]) -> dict[str, tuple[s
         *(vm.host for fleet in fleets for scope in fleet.scopes for vm in scope.vms if vm.host),
         *(host for fleet in fleets for host in fleet.hosts),
     ]
-    return {
-        VM: vms,
-        HOST: tuple(dict.fromkeys(hosts)),
-        EVENT: tuple(events),
-        FAULT: tuple(faults),
-    }
+    return {VM: vms, HOST: tuple(dict.fromkeys(hosts)), EVENT: tuple(events), FAULT: tuple(faults)}
 
 
 def _assign_guests(file: ScenarioFile, vms: Collection[str]) -> dict[str, GuestEntry]:

@@ -89,6 +89,7 @@ class Observation(NamedTuple):
     approvals: tuple[ObservedApproval, ...]
 
 
+@dataclass(eq=False)
 class Timeline:
     """The record of a run. `find` looks up a live event.
 
@@ -96,24 +97,20 @@ class Timeline:
     NotBefore has whole seconds, and a program that polls every second is always a little late.
     """
 
-    def __init__(
-        self,
-        start: datetime,
-        find: Callable[[str], tuple[PublishedScope, Event] | None],
-        *,
-        rate: float = 1.0,
-        is_real: bool = False,
-    ) -> None:
-        self.start = self.end = start
-        self.rate = rate
-        self.grace = GRACE if is_real else timedelta(0)
+    start: datetime
+    find: Callable[[str], tuple[PublishedScope, Event] | None]
+    rate: float = 1.0
+    is_real: bool = False
+
+    def __post_init__(self) -> None:
+        self.end = self.start
+        self.grace = GRACE if self.is_real else timedelta(0)
         self.events: dict[str, TrackedEvent] = {}
         self.approvals: list[ObservedApproval] = []
         self.requests: dict[str, list[TranscriptEntry]] = defaultdict(list)
         self.sightings: list[ShownEvent] = []
         self.left_at: dict[str, datetime] = {}
         """When VMs left the fleet."""
-        self._find = find
         self._shown: dict[tuple[str, str], tuple[str, str, str]] = {}
 
     def add(self, entry: TranscriptEntry) -> Observation:
@@ -142,7 +139,7 @@ class Timeline:
             self.events[entry.event].changes.append(entry)
 
     def _track(self, entry: TranscriptEntry) -> TrackedEvent:
-        published, event = self._find(entry.event) or (None, None)
+        published, event = self.find(entry.event) or (None, None)
         author, _, name = entry.by.partition(": ")
         return TrackedEvent(
             id=entry.event,

@@ -90,10 +90,7 @@ def make_app(
             "page": Provide(PageRequest, sync_to_thread=False),
             "wanted": Provide(make_filter, sync_to_thread=False),
         },
-        middleware=[
-            Checks(authenticator, host),
-            Idempotency(service.engine, operations.new_id),
-        ],
+        middleware=[Checks(authenticator, host), Idempotency(service.engine, operations.new_id)],
         before_send=[add_headers],
         exception_handlers=EXCEPTION_HANDLERS,
         request_max_body_size=BODY_BYTES_MAX,

@@ -187,10 +187,7 @@ def _complete(operation: Json, handler: HTTPRouteHandler, method: str, schemas: 
 def _error_response(codes: list[str]) -> Json:
     enum = {"type": "object", "properties": {"error": {"enum": codes}}}
     schema = {"allOf": [{"$ref": "#/components/schemas/ErrorView"}, enum]}
-    return {
-        "description": ", ".join(codes),
-        "content": {"application/json": {"schema": schema}},
-    }
+    return {"description": ", ".join(codes), "content": {"application/json": {"schema": schema}}}
 
 
 def resolve(schema: Json, schemas: Json) -> Json:

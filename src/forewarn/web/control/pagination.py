@@ -24,30 +24,38 @@ _DECODER = msgspec.json.Decoder(Annotated[Key, msgspec.Meta(min_length=1)])
 
 
 T = TypeVar("T")
-V = TypeVar("V")
+L = TypeVar("L", bound="Paged")
 
 
 def name_key(name: str) -> Key:
     return (name,)
 
 
+class Paged(msgspec.Struct, frozen=True, kw_only=True):
+    """What ends every list: how many items exist, and the cursor of the next page."""
+
+    total: int
+    next: str | None
+
+
 async def build_page(
+    list_type: Callable[..., L],
     items: Sequence[T],
     key: Callable[[T], Key],
-    build: Callable[[Sequence[T]], Iterable[V]],
+    build: Callable[[Sequence[T]], Iterable[object]],
     request: PageRequest,
-) -> tuple[list[V], int, str | None]:
-    """A page of the list, how many items exist, and the next cursor.
+) -> L:
+    """A page of the list.
 
     It is built in slices: a large page must not delay polls. What is deleted meanwhile is left out.
     """
     total = len(items)
     shown, after = page(items, key, request.limit, request.cursor)
-    built: list[V] = []
+    built: list[object] = []
     for first in range(0, len(shown), SLICE):
         built += build(shown[first : first + SLICE])
         await asyncio.sleep(0)
-    return built, total, after
+    return list_type(built, total=total, next=after)
 
 
 def page(

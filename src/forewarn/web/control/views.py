@@ -17,7 +17,7 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Difference, ScopedEvent
 from forewarn.fleetfile.parser import format_budget
 from forewarn.web.control.dependencies import PageRequest
-from forewarn.web.control.pagination import Key, build_page, name_key
+from forewarn.web.control.pagination import Key, Paged, build_page, name_key
 
 V = TypeVar("V", bound=msgspec.Struct)
 
@@ -133,28 +133,20 @@ class HostView(msgspec.Struct, frozen=True):
     events: tuple[str, ...]
 
 
-class ScopeList(msgspec.Struct, frozen=True):
+class ScopeList(Paged, frozen=True):
     scopes: list[ScopeView]
-    total: int
-    next: str | None
 
 
-class VmList(msgspec.Struct, frozen=True):
+class VmList(Paged, frozen=True):
     vms: list[VmView]
-    total: int
-    next: str | None
 
 
-class HostList(msgspec.Struct, frozen=True):
+class HostList(Paged, frozen=True):
     hosts: list[HostView]
-    total: int
-    next: str | None
 
 
-class EventList(msgspec.Struct, frozen=True):
+class EventList(Paged, frozen=True):
     events: list[EventView]
-    total: int
-    next: str | None
 
 
 class EventResult(msgspec.Struct, frozen=True):
@@ -200,7 +192,7 @@ async def event_list(board: Board, request: PageRequest) -> EventList:
             if placed is not None:
                 yield event_view(placed[0].scope, placed[1])
 
-    return EventList(*await build_page(board.event_keys, lambda key: key, build, request))
+    return await build_page(EventList, board.event_keys, lambda key: key, build, request)
 
 
 def scope_view(engine: Engine, scope: Scope) -> ScopeView:
@@ -226,12 +218,12 @@ async def scope_list(engine: Engine, request: PageRequest) -> ScopeList:
     def build(names: Sequence[str]) -> Iterator[ScopeView]:
         return (scope_view(engine, scopes[name].scope) for name in names if name in scopes)
 
-    return ScopeList(*await build_page(engine.board.scope_names, name_key, build, request))
+    return await build_page(ScopeList, engine.board.scope_names, name_key, build, request)
 
 
 async def vm_list(engine: Engine, request: PageRequest) -> VmList:
     build = partial(vm_views, engine)
-    return VmList(*await build_page(engine.board.vm_names, name_key, build, request))
+    return await build_page(VmList, engine.board.vm_names, name_key, build, request)
 
 
 def vm_views(engine: Engine, names: Sequence[str]) -> Iterator[VmView]:
@@ -277,4 +269,4 @@ async def host_list(board: Board, request: PageRequest) -> HostList:
     def build(names: Sequence[str]) -> Iterator[HostView]:
         return (host_view(board, name) for name in names if name in board.hosts)
 
-    return HostList(*await build_page(board.known_hosts, name_key, build, request))
+    return await build_page(HostList, board.known_hosts, name_key, build, request)

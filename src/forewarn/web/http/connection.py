@@ -30,13 +30,7 @@ from forewarn.web.http.message import (
     encode_headers,
     plain_address,
 )
-from forewarn.web.http_status import (
-    BUG,
-    HeadTooLarge,
-    TooManyConnections,
-    TooSlow,
-    status_of,
-)
+from forewarn.web.http_status import BUG, HeadTooLarge, TooManyConnections, TooSlow, status_of
 
 TICK_SECONDS = 1.0
 TURN_BYTES = 16 * 1024

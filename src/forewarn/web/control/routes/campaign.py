@@ -30,7 +30,7 @@ from forewarn.errors import CampaignOver, OverBudget, TooManyCampaigns, UnknownC
 from forewarn.fleetfile.parser import format_budget, parse_budget
 from forewarn.fleetfile.schema import MaxUnavailable
 from forewarn.web.control.dependencies import ApiCall, Call, Name, Page
-from forewarn.web.control.pagination import Key, build_page
+from forewarn.web.control.pagination import Key, Paged, build_page
 from forewarn.web.control.routes.host import DESCRIPTION, DURATION
 from forewarn.web.control.views import view
 from forewarn.web.service import Service
@@ -157,10 +157,8 @@ class CampaignResult(msgspec.Struct, frozen=True):
     plan: PlanView | None = None
 
 
-class CampaignList(msgspec.Struct, frozen=True):
+class CampaignList(Paged, frozen=True):
     campaigns: list[CampaignView]
-    total: int
-    next: str | None
 
 
 class CampaignController(Controller):
@@ -175,7 +173,7 @@ class CampaignController(Controller):
         def build(shown: Sequence[Campaign]) -> Iterator[CampaignView]:
             return (campaign_view(call.service, one, is_listed=True) for one in shown)
 
-        return CampaignList(*await build_page(campaigns, _sort_key, build, page))
+        return await build_page(CampaignList, campaigns, _sort_key, build, page)
 
     @get("/{campaign:str}", errors=(UnknownCampaign,))
     async def show_campaign(self, campaign: Name, call: Call) -> CampaignView:

@@ -49,10 +49,7 @@ LastEventId = Annotated[
     ),
 ]
 STREAM_RESPONSE = ResponseSpec(
-    str,
-    generate_examples=False,
-    media_type="text/event-stream",
-    description="Server-sent events.",
+    str, generate_examples=False, media_type="text/event-stream", description="Server-sent events."
 )
 
 
