@@ -73,11 +73,7 @@ def make_parser(program: str) -> AgentParser:
 
 
 def _run(options: argparse.Namespace) -> None:
-    daemon.run(
-        daemon.Options(
-            options.config, options.endpoint, is_dry_run=options.dry_run, is_once=options.once
-        )
-    )
+    daemon.run(daemon.Options(options.config, options.endpoint, options.dry_run, options.once))
 
 
 def _status(options: argparse.Namespace) -> None:

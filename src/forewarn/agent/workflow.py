@@ -256,17 +256,9 @@ class Workflow:
         self._step = step.describe()
         context.journal.write(key, EntryKind.STEP_BEGUN, phase=phase, index=index, step=self._step)
         self._log("step started", phase=phase, step=self._step, seconds=round(seconds, 1))
+        event, now = self._event_for(phase), context.clock.monotonic
         try:
-            step.run(
-                StepContext(
-                    self._event_for(phase),
-                    phase,
-                    context.vm,
-                    began + seconds,
-                    self._interrupt,
-                    context.clock.monotonic,
-                )
-            )
+            step.run(StepContext(event, phase, context.vm, began + seconds, self._interrupt, now))
         except Exception as error:
             if self._stopped.is_set():
                 return
@@ -304,11 +296,8 @@ class Workflow:
         seconds = round(sum(expected), 1)
         context.journal.write(self.event.key, EntryKind.LATE, expected_seconds=seconds)
         context.counters.add("late")
-        self._log(
-            f"not enough time to finish the {phase} steps",
-            logging.WARNING,
-            expected_seconds=seconds,
-        )
+        message = f"not enough time to finish the {phase} steps"
+        self._log(message, logging.WARNING, expected_seconds=seconds)
 
     def _last_seconds(self, phase: WorkflowPhase, index: int) -> float | None:
         """How long this step of the rule took, for the last event for which it was done."""

@@ -69,6 +69,9 @@ class EventRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     event_id: str
     revision: int = 0
 
+    def __str__(self) -> str:
+        return f"event {self.event_id} of {self.scope}"
+
 
 class HostRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A host in progress.

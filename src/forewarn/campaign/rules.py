@@ -186,13 +186,7 @@ def reconcile(draft: CampaignDraft, health_limit: timedelta | None = None) -> No
 
 def end_host(draft: CampaignDraft, run: HostRun, health_limit: timedelta | None) -> None:
     """All events of the host are over: it failed, is skipped, must be checked, or is done."""
-    ended = [
-        (
-            how_ended(draft.fleet.scope(ref.scope), ref.event_id),
-            f"event {ref.event_id} of {ref.scope}",
-        )
-        for ref in run.events
-    ]
+    ended = [(how_ended(draft.fleet.scope(ref.scope), ref.event_id), ref) for ref in run.events]
     failed = [event for how, event in ended if how is EndReason.FAILED]
     canceled = [event for how, event in ended if how is EndReason.CANCELED]
     if failed:

@@ -166,14 +166,8 @@ class CampaignWorker:
         task.add_done_callback(lambda _: self._checks.pop(key, None))
 
     async def _check(self, campaign: Campaign, run: HostRun, health: Platform) -> None:
-        request = ImpactRequest(
-            operation_id_of(campaign, run.host),
-            "",
-            Vm(name="", host=run.host),
-            campaign.spec.type,
-            Cause.MAINTENANCE,
-            1,
-        )
+        operation_id, vm = operation_id_of(campaign, run.host), Vm(name="", host=run.host)
+        request = ImpactRequest(operation_id, "", vm, campaign.spec.type, Cause.MAINTENANCE, 1)
         problem = ""
         try:
             try:

@@ -42,10 +42,7 @@ def run_conform(
     checks = _select(options.only)
     if options.list:
         listed = {"checks": report.list_checks(checks), "total": len(checks)}
-        if options.json:
-            show_json(listed)
-        else:
-            show_list(listed, "checks", report.LIST_COLUMNS)
+        show_list(listed, "checks", report.LIST_COLUMNS, as_json=options.json)
         return Exit.DONE
     if options.url is None:
         raise Usage(f"{PROGRAM} needs the URL of an endpoint, such as http://169.254.169.254")

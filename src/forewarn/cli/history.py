@@ -140,15 +140,12 @@ def follow(
     failures, is_reported = 0, False
     while True:  # ends when the caller stops, or when the service refuses
         try:
-            for message in parse_messages(
-                client.lines("stream", query={**query, "after": after or None})
-            ):
+            lines = client.lines("stream", query={**query, "after": after or None})
+            for message in parse_messages(lines):
                 failures, is_reported, after = 0, False, message.id or after
                 if message.event == "gap":
-                    print(
-                        "forewarn: some entries are no longer stored and are missing",
-                        file=sys.stderr,
-                    )
+                    text = "forewarn: some entries are no longer stored and are missing"
+                    print(text, file=sys.stderr)
                 elif message.data:
                     yield json.loads(message.data)
         except Unavailable as error:
@@ -186,10 +183,8 @@ def format_entry(entry: Mapping[str, Any]) -> str:
     """An entry of the history in one line."""
     at, what, event = entry["at"][11:19], entry["what"], entry["event"]
     detail = entry["detail"].partition("\n")[0]
-    sentence = SENTENCES.get(what, f"{what} {{vm}} {{detail}}").format(
-        vm=entry["vm"], detail=detail
-    )
-    text = " ".join(sentence.split()).removesuffix(":")
+    sentence = SENTENCES.get(what, f"{what} {{vm}} {{detail}}")
+    text = " ".join(sentence.format(vm=entry["vm"], detail=detail).split()).removesuffix(":")
     return printable(f"{at}  {entry['scope']:10}  {text}{f'  ({event[:8]})' if event else ''}")
 
 

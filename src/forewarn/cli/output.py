@@ -11,8 +11,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 
-def show_list(response: Mapping[str, Any], kind: str, columns: Sequence[str]) -> None:
+def show_list(
+    response: Mapping[str, Any], kind: str, columns: Sequence[str], *, as_json: bool = False
+) -> None:
     """The items of a list, one per line."""
+    if as_json:
+        show_json(response)
+        return
     rows = [
         [
             format_age(item["seen_at"]) if column == "seen" else _format(item[column])
@@ -22,10 +27,8 @@ def show_list(response: Mapping[str, Any], kind: str, columns: Sequence[str]) ->
     ]
     _show_rows([column.replace("_", " ").upper() for column in columns], rows)
     if response["total"] > len(rows):
-        print(
-            f"showing {len(rows)} of {response['total']} {kind}; use --limit to see more",
-            file=sys.stderr,
-        )
+        text = f"showing {len(rows)} of {response['total']} {kind}; use --limit to see more"
+        print(text, file=sys.stderr)
 
 
 def format_age(timestamp: str | None) -> str:

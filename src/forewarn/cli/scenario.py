@@ -102,10 +102,7 @@ def scenarios(*, as_json: Json = False) -> None:
     files = [load_from_library(name).file for name in list_library()]
     rows = [{"name": file.name, "lasts": file.until, "about": file.about} for file in files]
     response = {"scenarios": rows, "total": len(rows)}
-    if as_json:
-        show_json(response)
-    else:
-        show_list(response, "scenarios", ("name", "lasts", "about"))
+    show_list(response, "scenarios", ("name", "lasts", "about"), as_json=as_json)
 
 
 def schema() -> None:

@@ -42,12 +42,11 @@ def serve(context: typer.Context, *, file: File = None) -> None:
 def demo(context: typer.Context, *, file: File = None) -> None:
     """Run a small fleet, sixty times faster, and show what to try. Takes the flags of `serve`."""
     config = read_config(context, Config, DEMO).config
-    _run(
-        "demo",
-        config,
-        lambda metadata, control: typer.echo(format_welcome(metadata, control, config.rate)),
-        print_change,
-    )
+
+    def print_welcome(metadata: Address, control: Address) -> None:
+        typer.echo(format_welcome(metadata, control, config.rate))
+
+    _run("demo", config, print_welcome, print_change)
 
 
 def format_welcome(metadata: Address, control: Address, rate: float) -> str:

@@ -74,10 +74,7 @@ def create(
 def list_all(context: typer.Context, *, store: Store = None, as_json: Json = False) -> None:
     """List all tokens, without their secrets."""
     response = connect(context).get("tokens") if store is None else _run_on(context, store, _list)
-    if as_json:
-        show_json(response)
-    else:
-        show_list(response, "tokens", COLUMNS)
+    show_list(response, "tokens", COLUMNS, as_json=as_json)
 
 
 @app.command()

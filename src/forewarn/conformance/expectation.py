@@ -32,10 +32,6 @@ def served(*requests: Request) -> Body:
     return sends(a_document, *requests)
 
 
-def anything(response: RawResponse) -> None:
-    """For a check that looks at the response itself."""
-
-
 def status(wanted: int) -> ResponseTest:
     return lambda response: expect(response.status == wanted, f"status {wanted}", response)
 

@@ -7,15 +7,12 @@ INSTANCE = "/metadata/instance"
 VERSIONS_PATH = "/metadata/versions"
 JSON = "application/json"
 
+# fmt: off
 VERSIONS = (
-    "2017-03-01",
-    "2017-08-01",
-    "2017-11-01",
-    "2019-01-01",
-    "2019-04-01",
-    "2019-08-01",
+    "2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01",
     "2020-07-01",
 )
+# fmt: on
 """The api-versions of Scheduled Events, oldest first (1.1)."""
 OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
 INSTANCE_VERSION = "2021-02-01"

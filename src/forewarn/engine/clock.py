@@ -94,11 +94,15 @@ async def within(clock: Clock, limit: timedelta, work: Awaitable[T]) -> T:
 
 async def wait_for(clock: Clock, event: asyncio.Event, until: datetime | None) -> None:
     """Return when the event is set or the time is reached."""
-    waits: list[asyncio.Task[object]] = [asyncio.ensure_future(event.wait())]
-    if until is not None:
-        waits.append(asyncio.ensure_future(clock.sleep_until(until)))
+    times = [] if until is None else [clock.sleep_until(until)]
+    await wait_for_first(event.wait(), *times)
+
+
+async def wait_for_first(*works: Awaitable[object], timeout: float | None = None) -> None:
+    """Wait until one of them is done or the time is up, and cancel the rest."""
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for wait in waits:
-            wait.cancel()
+        for task in tasks:
+            task.cancel()

@@ -2,16 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+# `forewarn.lab.Lab` is `forewarn.testing.Lab`, which that package imports on first use: pytest
+# loads this package at every start.
+from forewarn.testing import __getattr__ as __getattr__
+
 if TYPE_CHECKING:
-    from forewarn.testing.lab import Lab as Lab
-
-
-def __getattr__(name: str) -> object:
-    """`forewarn.lab.Lab` is `forewarn.testing.Lab`, imported on first use: pytest loads this
-    package at every start.
-    """
-    if name == "Lab":
-        from forewarn.testing.lab import Lab
-
-        return Lab
-    raise AttributeError(name)
+    from forewarn.testing import Lab as Lab

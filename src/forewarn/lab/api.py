@@ -163,9 +163,5 @@ def view_clock(lab: LabService) -> ClockView:
 
 def view_fault(active: ActiveFault) -> dict[str, Any]:
     """Return the fault as it was written, with its id, times and remaining requests."""
-    state = {
-        "begins_at": active.begins_at,
-        "ends_at": active.ends_at,
-        "requests_left": active.requests_left,
-    }
+    state = {name: getattr(active, name) for name in ("begins_at", "ends_at", "requests_left")}
     return {"id": active.id, **msgspec.to_builtins(active.fault), **msgspec.to_builtins(state)}

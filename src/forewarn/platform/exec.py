@@ -93,29 +93,16 @@ class ExecPlatform:
         try:
             code = await asyncio.wait_for(process.wait(), self._seconds_max)
         except TimeoutError:
-            await self._end(process)
+            await end_group(process, self._grace_seconds)
             return f"did not finish within {self._seconds_max:g} seconds and was killed"
         except asyncio.CancelledError:
-            await self._end(process)
+            await end_group(process, self._grace_seconds)
             raise
         finally:
             signal_group(process.pid, signal.SIGKILL)  # what it left behind
         if code < 0:
             return f"was killed by signal {-code}"
         return f"exited with {code}" if code else ""
-
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """End the whole group: a shell often exits first while its children still clean up."""
-        signal_group(process.pid, signal.SIGTERM)
-        try:
-            async with asyncio.timeout(self._grace_seconds):
-                await process.wait()
-                while signal_group(process.pid, 0):  # ends with the grace
-                    await asyncio.sleep(LOOK_SECONDS)
-        except TimeoutError:
-            signal_group(process.pid, signal.SIGKILL)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), self._grace_seconds)
 
 
 class Output:
@@ -180,6 +167,20 @@ def resolve_program(
             option=option,
         )
     return (program, *words[1:])
+
+
+async def end_group(process: asyncio.subprocess.Process, grace_seconds: float) -> None:
+    """End the whole group: a shell often exits first while its children still clean up."""
+    signal_group(process.pid, signal.SIGTERM)
+    try:
+        async with asyncio.timeout(grace_seconds):
+            await process.wait()
+            while signal_group(process.pid, 0):  # ends with the grace
+                await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError:
+        signal_group(process.pid, signal.SIGKILL)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), grace_seconds)
 
 
 def signal_group(group: int, number: int) -> bool:

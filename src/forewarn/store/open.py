@@ -4,6 +4,7 @@ import os
 import re
 
 from forewarn.errors import Invalid
+from forewarn.option_kind import STORE
 from forewarn.store.base import Store, Upgrade
 from forewarn.store.etcd_options import EtcdOptions
 from forewarn.store.memory import MemoryStore
@@ -12,10 +13,6 @@ from forewarn.store.sqlite import SqliteStore
 SQLITE = "sqlite:///"
 ETCD = re.compile(r"etcd://([^/@,\s]+(?:,[^/@,\s]+)*)/([\w./-]*\w)/?")
 ETCD_PORT = "2379"
-ACCEPTED = (
-    "memory, sqlite:///relative.db, sqlite:////absolute/path.db or"
-    " etcd://HOST:PORT,HOST:PORT/PREFIX"
-)
 
 
 async def open_store(
@@ -39,7 +36,7 @@ async def open_store(
         options = etcd or EtcdOptions()
         return await _open_etcd(match[1].split(","), match[2], options, may_create=may_create)
     scheme = url.partition(":")[0]
-    raise Invalid(f"unknown store, scheme {scheme!r}; {ACCEPTED} is accepted", scheme=scheme)
+    raise Invalid(f"unknown store, scheme {scheme!r}; {STORE.expects} is accepted", scheme=scheme)
 
 
 async def _open_etcd(

@@ -161,10 +161,8 @@ class Exchange:
 
     def __init__(self, scope: Message, receive: Receive, sleep: Sleep, vm: str) -> None:
         _, path = metadata_request.split(scope["path"])
-        is_document = scope["method"] == "GET" and metadata_request.normalize(path) in (
-            metadata_request.EVENTS,
-            metadata_request.EVENTS_LEGACY,
-        )
+        documents = (metadata_request.EVENTS, metadata_request.EVENTS_LEGACY)
+        is_document = scope["method"] == "GET" and metadata_request.normalize(path) in documents
         self.scope = scope
         self.call = Call(vm, scope["method"], is_document)
         self.sleep = sleep

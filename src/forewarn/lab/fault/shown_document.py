@@ -125,8 +125,5 @@ def _shift(event: EventEntry, seconds: int) -> EventEntry:
         return event
     shifted = parse_date(text) + timedelta(seconds=seconds)
     is_iso = text[0].isdigit()
-    return event | {
-        "NotBefore": f"{shifted:%Y-%m-%dT%H:%M:%SZ}"
-        if is_iso
-        else format_datetime(shifted, usegmt=True)
-    }
+    text = f"{shifted:%Y-%m-%dT%H:%M:%SZ}" if is_iso else format_datetime(shifted, usegmt=True)
+    return event | {"NotBefore": text}

@@ -2,13 +2,13 @@
 
 import asyncio
 import os
-import signal
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from forewarn.errors import Invalid
 from forewarn.lab.environment import make_environment
+from forewarn.platform.exec import end_group
 
 LINE_BYTES_MAX = 4096
 STOP_SECONDS_MAX = 5.0
@@ -48,18 +48,9 @@ async def start_program(
     try:
         yield process
     finally:
-        await _stop(process, stop_seconds_max)
+        await end_group(process, stop_seconds_max)
         with suppress(TimeoutError):  # a process that it left behind may keep the pipe open
             await asyncio.wait_for(reading, stop_seconds_max)
-
-
-async def _stop(process: Process, seconds_max: float) -> None:
-    """Send TERM, then KILL, to the whole process group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), seconds_max)
 
 
 async def _read_lines(output: asyncio.StreamReader, write: Callable[[str], None]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from asyncio.subprocess import Process
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from forewarn.duration import parse_duration
 from forewarn.engine.board import PublishedScope
+from forewarn.engine.clock import wait_for_first
 from forewarn.errors import Error, Invalid, NotFound
 from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import parse_begin
@@ -306,13 +307,3 @@ async def wait_for_failure(program: Process) -> None:
     """Wait until it exits with a code other than 0: then there is nothing left to test."""
     if await program.wait() == 0:
         await asyncio.get_running_loop().create_future()
-
-
-async def wait_for_first(*works: Awaitable[object], timeout: float | None = None) -> None:
-    """Wait until one of them is done or the time is up, and cancel the rest."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -4,7 +4,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -12,7 +12,6 @@ from msgspec import Meta
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Power
 from forewarn.duration import Duration, parse_duration
-from forewarn.engine.operations import Operations
 from forewarn.errors import NotFound, Refused
 from forewarn.fleetfile import parser as fleet_parser
 from forewarn.fleetfile.schema import FleetFile, Name, Text, number_from
@@ -112,6 +111,11 @@ class AnyStep(
     def verb(self) -> str:
         return str(self.__struct_config__.tag)
 
+    def find_operation(self, stage: Stage) -> Callable[..., Awaitable[object]]:
+        """Return the operation that its verb names."""
+        operation: Callable[..., Awaitable[object]] = getattr(stage.lab.operations, self.verb)
+        return operation
+
     def describe(self) -> str:
         """Return its members as text, without its verb, its time and nested values."""
         hidden = {"do", *AnyStep.__struct_fields__}
@@ -127,41 +131,31 @@ class AnyStep(
 
 
 class VmStep(AnyStep, frozen=True, kw_only=True):
-    """Does `operation` to a VM."""
+    """Does what its verb says to a VM."""
 
     vm: VmOrAny
     notice: Duration | None = None
     as_: Name | None = None
-    operation: ClassVar[Callable[..., Awaitable[object]]]
 
     async def run(self, stage: Stage) -> None:
         vm, not_before = stage.pick_vm(self.vm), stage.get_not_before(self.notice)
-        operation = type(self).operation
-        await operation(stage.lab.operations, vm, by=make_author(self.as_), not_before=not_before)
+        await self.find_operation(stage)(vm, by=make_author(self.as_), not_before=not_before)
 
 
 class RestartStep(VmStep, frozen=True, kw_only=True, tag="restart"):
     """A user restarts a VM."""
 
-    operation = Operations.restart
-
 
 class RedeployStep(VmStep, frozen=True, kw_only=True, tag="redeploy"):
     """A user moves a VM to another host."""
-
-    operation = Operations.redeploy
 
 
 class EvictStep(VmStep, frozen=True, kw_only=True, tag="evict"):
     """The platform evicts a spot VM."""
 
-    operation = Operations.evict
-
 
 class DeleteStep(VmStep, frozen=True, kw_only=True, tag="delete"):
     """A user deletes a VM."""
-
-    operation = Operations.delete
 
 
 class MaintainStep(AnyStep, frozen=True, kw_only=True, tag="maintain"):
@@ -210,7 +204,7 @@ class FailStep(AnyStep, frozen=True, kw_only=True, tag="fail"):
 
 
 class EventStep(AnyStep, frozen=True, kw_only=True):
-    """Does something to each live event of a name."""
+    """Does what its verb says to each live event of a name."""
 
     event: EventName
 
@@ -218,9 +212,9 @@ class EventStep(AnyStep, frozen=True, kw_only=True):
         for event_id in stage.find_events(self.event):
             await self.change(event_id, stage)
 
-    @abstractmethod
     async def change(self, event_id: str, stage: Stage) -> None:
         """Do it to one event."""
+        await self.find_operation(stage)(event_id, by=BY)
 
 
 class ApproveStep(EventStep, frozen=True, kw_only=True, tag="approve"):
@@ -235,15 +229,9 @@ class ApproveStep(EventStep, frozen=True, kw_only=True, tag="approve"):
 class CancelStep(EventStep, frozen=True, kw_only=True, tag="cancel"):
     """A Scheduled event is cancelled."""
 
-    async def change(self, event_id: str, stage: Stage) -> None:
-        await stage.lab.operations.cancel(event_id, by=BY)
-
 
 class CompleteStep(EventStep, frozen=True, kw_only=True, tag="complete"):
     """A Started event ends early."""
-
-    async def change(self, event_id: str, stage: Stage) -> None:
-        await stage.lab.operations.complete(event_id, by=BY)
 
 
 class ExtendStep(EventStep, frozen=True, kw_only=True, tag="extend"):
