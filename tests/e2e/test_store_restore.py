@@ -133,3 +133,41 @@ def test_a_backup_of_sqlite_is_restored_into_etcd(tmp_path: Path) -> None:
     assert "document numbers continue at 1000001" in done.stdout
     with running(tmp_path, "--store", target) as service:
         assert json.loads(poll(service)[2])["DocumentIncarnation"] == 1_000_001
+
+
+@pytest.mark.system
+def test_files_that_root_makes_belong_to_the_owner_of_their_folder(tmp_path: Path) -> None:
+    """A restored store that root owns would keep the service from starting."""
+    store, state = tmp_path / "forewarn.db", tmp_path / "state"
+    with running(tmp_path):
+        state.mkdir()
+        os.chown(state, 12345, 23456)
+        saved = forewarn("store", "backup", f"sqlite:///{store}", str(state / "backup.db"))
+        assert (saved.returncode, saved.stderr) == (0, "")
+    target = state / "forewarn.db"
+    done = forewarn("store", "restore", str(state / "backup.db"), f"sqlite:///{target}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+    files = {file.name: file.stat() for file in state.iterdir()}
+    assert {"backup.db", "forewarn.db"} <= files.keys()
+    for name, status in files.items():
+        assert (status.st_uid, status.st_gid, oct(status.st_mode & 0o777)) == (
+            12345,
+            23456,
+            "0o600",
+        ), name
+
+
+def test_backup_refuses_an_existing_file_and_other_stores(tmp_path: Path) -> None:
+    taken = tmp_path / "taken.db"
+    taken.write_bytes(b"precious")
+    with running(tmp_path):
+        refused = forewarn("store", "backup", f"sqlite:///{tmp_path}/forewarn.db", str(taken))
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        f"forewarn: FILE: cannot create {taken}: File exists; expected a new file\n"
+    )
+    assert taken.read_bytes() == b"precious"
+    other = forewarn("store", "backup", "etcd://h1/forewarn", str(tmp_path / "new.db"))
+    assert other.returncode == 2
+    assert "expected sqlite:///PATH, got etcd://h1/forewarn; for etcd: etcdctl" in other.stderr

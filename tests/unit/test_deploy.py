@@ -63,7 +63,7 @@ def test_template_differs_from_the_unit_in_what_several_servers_need() -> None:
     """A protection that is added to one of them is missing in the other otherwise."""
     before, after = (settings((DEPLOY / name).read_text()) for name in UNITS)
     serve = "ExecStart=/opt/forewarn/bin/forewarn --config /etc/forewarn/forewarn.toml serve"
-    store = "sqlite:////var/lib/forewarn/store.db"
+    store = "sqlite:////var/lib/forewarn/forewarn.db"
     description = "Description=Forewarn: gives VMs notice before maintenance"
 
     assert before - after == {f"{serve} --store {store}", description}

@@ -26,6 +26,7 @@ from forewarn.option_kind import FILE, OptionKind, parse_text, parse_url
 
 C = TypeVar("C")
 FILE_NAME, FILE_VARIABLE = "forewarn.toml", "FOREWARN_CONFIG"
+SYSTEM_FILE = Path("/etc/forewarn/forewarn.toml")
 DEFAULT = "default"
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 DEMO: Mapping[str, Any] = {
@@ -91,6 +92,8 @@ def read_config(
     Options that the command does not have keep their defaults.
     """
     file = context.find_object(ConfigFile)
+    if file is None and not defaults and os.access(SYSTEM_FILE, os.R_OK):  # not for `demo`
+        file = context.find_root().obj = ConfigFile(SYSTEM_FILE)
     if file is not None and file.error is not None:
         raise Usage(file.error.message)
     values, sources = dict(defaults), {}
@@ -159,7 +162,7 @@ def use_file(context: typer.Context, file: Path | None) -> Path | None:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Limit = Annotated[int, typer.Option(help="Show at most this many.", min=1, max=1_000_000)]
-FILE_HELP = f"The config file to read instead of ./{FILE_NAME}."
+FILE_HELP = f"The config file to read instead of ./{FILE_NAME} or {SYSTEM_FILE}."
 # fmt: off
 File = Annotated[Path | None, typer.Option("--config", help=FILE_HELP, callback=use_file)]
 RootFile = Annotated[Path | None, typer.Option(

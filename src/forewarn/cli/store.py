@@ -24,13 +24,16 @@ T = TypeVar("T")
 Work = Callable[["Service"], Awaitable[T]]
 DEFAULTS = Config()
 
-app = typer.Typer(help="The store, without a service: check, copy, restore.", no_args_is_help=True)
+app = typer.Typer(
+    help="The store, without a service: backup, check, copy, restore.", no_args_is_help=True
+)
 ETCD_OPTIONS = [each.name for each in options(Config) if each.name.startswith("etcd_")]
 
 # fmt: off
 Url = Annotated[str, typer.Argument(metavar="URL", help="The store, as in `serve --store`.")]
 From = Annotated[str, typer.Argument(metavar="SOURCE", help="The store, as in `serve --store`.")]
 To = Annotated[str, typer.Argument(metavar="TARGET", help="An empty store, of any kind.")]
+BackupFile = Annotated[str, typer.Argument(metavar="FILE", help="The file to create.")]
 Backup = Annotated[str, typer.Argument(metavar="BACKUP", help="A backup's file, or any store.")]
 KeepTokens = Annotated[bool, typer.Option(
     "--keep-tokens", help="Keep the tokens of the backup, even those revoked since.")]
@@ -38,6 +41,22 @@ KeepTokens = Annotated[bool, typer.Option(
 RESTORE = "store restore"
 SECRET_BYTES = 32
 ADMIN = "restored-{:%Y%m%d-%H%M%S}"
+
+
+@app.command()
+def backup(url: Url, file: BackupFile) -> None:
+    """Copy an SQLite store into a new file, also while it is served. `restore` reads it."""
+    with needs_extra("store backup"):
+        from forewarn.store.open import path_of
+        from forewarn.store.sqlite_file import back_up
+    check_exists("URL", url)
+    if not path_of(url):
+        raise Usage(f"URL: expected sqlite:///PATH, got {url}; for etcd: etcdctl snapshot save")
+    try:
+        back_up(os.path.realpath(path_of(url)), os.path.abspath(file))
+    except OSError as error:
+        raise Usage(f"FILE: cannot create {file}: {error.strerror}; expected a new file") from error
+    print(f"{file} is a backup of {url}; check it with: forewarn store check sqlite:///{file}")
 
 
 @app.command()

@@ -89,7 +89,7 @@ def open_file(path: str, busy_seconds: float, upgrade: Upgrade | None) -> OpenFi
     check_path(path)
     # SQLite would make it readable by all. Its log gets the mode of the file.
     with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE))
+        create_file(path)
     file = os.stat(path)
     with ExitStack() as connections:
         writer = connections.enter_context(closing(connect(path, busy_seconds)))
@@ -98,6 +98,17 @@ def open_file(path: str, busy_seconds: float, upgrade: Upgrade | None) -> OpenFi
         check_same_file(path, file)  # a restore may have replaced it while we waited for its lock
         connections.pop_all()
     return OpenFile(file, writer, reader)
+
+
+def create_file(path: str) -> None:
+    """Create an empty file. Made by root, it belongs to the owner of its folder: the service."""
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE)
+    try:
+        if os.geteuid() == 0:
+            folder = os.stat(os.path.dirname(os.path.abspath(path)))
+            os.fchown(descriptor, folder.st_uid, folder.st_gid)
+    finally:
+        os.close(descriptor)
 
 
 def _prepare(
@@ -252,7 +263,7 @@ def back_up(source: str, target: str) -> None:
         if _schema_version(original, source) == 0:
             raise StoreUnusable(f"{source}: the file is empty; expected a Forewarn store")
         _check_integrity(original, source)
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE))
+        create_file(target)
         with closing(connect(target, BUSY_SECONDS)) as copy:
             original.backup(copy)
 

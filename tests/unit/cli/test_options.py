@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from forewarn.cli import options as options_module
 from forewarn.cli.app import app
 from forewarn.cli.config_file import format_value
 from forewarn.cli.exit_codes import Usage
@@ -108,6 +109,20 @@ def test_unknown_key_in_the_file_is_rejected_with_the_nearest(tmp_path: Path) ->
 def test_file_that_is_not_toml_is_rejected_by_name(tmp_path: Path, content: str) -> None:
     """The message leads to the file, and is never a traceback."""
     assert rejection(tmp_path, toml=content).startswith("DIR/forewarn.toml is not valid TOML: ")
+
+
+def test_file_of_the_system_is_read_unless_the_current_folder_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that `config` and `fleet sync` show and do what the service does."""
+    system = tmp_path / "etc.toml"
+    system.write_text("rate = 5")
+    monkeypatch.setattr(options_module, "SYSTEM_FILE", system)
+    monkeypatch.chdir(tmp_path)
+
+    assert f"rate in {system}" in CliRunner().invoke(app, ["config"]).stdout
+    (tmp_path / "forewarn.toml").write_text("rate = 6")
+    assert "rate in forewarn.toml" in CliRunner().invoke(app, ["config"]).stdout
 
 
 def test_named_file_must_exist(tmp_path: Path) -> None:
