@@ -171,6 +171,7 @@ class Witness:
         is_polled = seen_at is not None and seen_at < now - KNOWN_EVERYWHERE
         is_waited_for = (
             is_polled
+            and self.timing.back_limit > timedelta(0)
             and is_enabled(scope, now, self.timing)
             and vm is not None
             and vm.power is Power.RUNNING
@@ -480,13 +481,14 @@ class World:
         store: MemoryStore | None = None,
         manners: Manners | None = None,
         skew_seconds: float = 0,
+        timing: Timing | None = None,
     ) -> None:
         self.chance = random.Random(seed)
         self.manners = manners or Manners()
         self.clock = VirtualClock(NOON)
         self.server_clock = self.clock
         self.skew_seconds = skew_seconds
-        self.timing = Timing()
+        self.timing = timing or Timing()
         self.witness = Witness(self.clock.now, self.timing)
         self.store = store or MemoryStore()
         self.servers: list[Server] = []
@@ -495,6 +497,9 @@ class World:
         self.waits: list[tuple[PublishedScope, int, asyncio.Task[bool]]] = []
         self.guests: set[asyncio.Task[None]] = set()
         self.last_id = ""
+
+    def make_server(self, number: int) -> Server:
+        return Server(self, number)
 
     def boot(self, vm: str) -> None:
         """A guest was restarted: when it is up, it polls some server again and again."""
@@ -551,7 +556,7 @@ class World:
 
     async def _open(self) -> None:
         for number in range(3 if self.skew_seconds else 2):
-            server = Server(self, number)
+            server = self.make_server(number)
             await server.start()
             self.servers.append(server)
         for _ in range(OPEN_TRIES_MAX):
@@ -686,7 +691,7 @@ class World:
         await self.servers[number].kill()
         if self.chance.random() < 0.5:
             await self.clock.advance(self.chance.choice(SPANS))
-        self.servers[number] = Server(self, number)
+        self.servers[number] = self.make_server(number)
         await self.servers[number].start()
 
     async def _lose_lease(self) -> None:
