@@ -14,7 +14,7 @@ import uvloop
 
 from forewarn.hostd.connection import parse_servers
 from forewarn.hostd.netlink import Netlink
-from forewarn.hostd.ports import SAVE_FROM_ETHERNET, TCP_SAVE_SYN, PortTable
+from forewarn.hostd.ports import SAVE_FROM_ETHERNET, TCP_SAVE_SYN, BridgePorts
 from forewarn.hostd.relay import Relay, RelayPolicy, Signer
 from forewarn.hostd.upstream import Upstream
 from forewarn.option_kind import Address
@@ -35,21 +35,15 @@ class LoopbackTables(Netlink):
         return bridge
 
 
-class LoopbackPorts:
-    bridge = "lo"
-
-    def __init__(self) -> None:
-        self.port_of = PortTable(LoopbackTables(), socket.if_nametoindex("lo")).port_of
-
-
 async def serve(arguments: argparse.Namespace) -> None:
     _, name, secret = arguments.token.split("_", 2)
     key = hashlib.sha256(secret.encode()).hexdigest().encode()
     upstream = Upstream(parse_servers([arguments.server], None))
     relay = Relay(upstream, Signer(name, key))
     relay.requests_per_guest_max = CLIENTS_MAX
+    ports = BridgePorts("lo", socket.if_nametoindex("lo"), LoopbackTables())
     limits = Limits(connections_per_address_max=CLIENTS_MAX)
-    policy = RelayPolicy(LoopbackPorts(), lambda *_: arguments.vm, limits)
+    policy = RelayPolicy(ports, lambda *_: arguments.vm, limits)
     bound = socket.create_server(("127.0.0.1", 0), backlog=CLIENTS_MAX)
     bound.setsockopt(socket.IPPROTO_TCP, TCP_SAVE_SYN, SAVE_FROM_ETHERNET)
     listener = Listener(

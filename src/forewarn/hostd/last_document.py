@@ -1,6 +1,5 @@
 """The last documents that guests got, for the time in which no server answers."""
 
-from collections import OrderedDict
 from typing import NamedTuple
 
 from forewarn.hostd.connection import Response
@@ -10,10 +9,11 @@ from forewarn.wire import document
 
 DOCUMENT_SECONDS_MAX = 60.0
 """From the last time that a server sent or confirmed it."""
-DOCUMENTS_PER_GUEST_MAX = 4
 DOCUMENT_BYTES_MAX = 256 * 1024
-DOCUMENTS_BYTES_MAX = 8 << 20
 KEY_BYTES_MAX = 1024
+KEYS_MAX = 4
+"""Different requests of one guest: it may have programs that use different api-versions."""
+GUESTS_MAX = 1024
 RELEVANT = (b"metadata", b"origin", b"if-none-match", b"prefer")
 
 
@@ -35,49 +35,41 @@ class Poll(NamedTuple):
             if name in values:
                 values[name] = b"%b, %b" % (values[name], value) if values[name] else value
         metadata, origin, known, prefer = values.values()
-        key = (request.target, metadata, origin)
         tags = document.read_tags(known.decode("latin-1"))
-        return cls(vm, key, tags, preferred_seconds(prefer.decode("latin-1")) if prefer else 0)
+        seconds = preferred_seconds(prefer.decode("latin-1")) if prefer else 0
+        return cls(vm, (request.target, metadata, origin), tags, seconds)
 
 
 class LastDocuments:
-    """The last documents of each guest, and when a server has sent or confirmed each."""
+    """By guest and request, with the time at which a server has sent or confirmed it."""
 
     def __init__(self) -> None:
-        self._guests: dict[str, OrderedDict[tuple[bytes, ...], tuple[Response, float]]] = {}
-        self._bytes = 0
+        self._guests: dict[str, dict[tuple[bytes, ...], tuple[Response, float]]] = {}
 
     def record(self, poll: Poll, response: Response, now: float) -> None:
-        last = self._guests.setdefault(poll.vm, OrderedDict())
+        if len(self._guests) > GUESTS_MAX:
+            self._guests.clear()
+        last = self._guests.setdefault(poll.vm, {})
         known = last.pop(poll.key, None)
-        if known is not None:
-            self._bytes -= len(known[0].body)
         if response.status == 304 and known is not None and _etag(known[0]) == _etag(response):
             response = known[0]
-        is_kept = response.status == 200 and len(response.body) <= DOCUMENT_BYTES_MAX
-        if not is_kept or sum(map(len, poll.key)) > KEY_BYTES_MAX:
-            return
-        last[poll.key] = response, now
-        self._bytes += len(response.body)
-        if len(last) > DOCUMENTS_PER_GUEST_MAX:
-            _, (oldest, _) = last.popitem(last=False)
-            self._bytes -= len(oldest.body)
-        if self._bytes > DOCUMENTS_BYTES_MAX:
-            self._guests.clear()
-            self._bytes = 0
+        is_small = len(response.body) <= DOCUMENT_BYTES_MAX
+        if response.status == 200 and is_small and sum(map(len, poll.key)) <= KEY_BYTES_MAX:
+            last[poll.key] = response, now
+        if len(last) > KEYS_MAX:
+            del last[next(iter(last))]
 
     def find(self, poll: Poll, now: float) -> Response | None:
         """The document, or that it has not changed; None if it is unknown or too old."""
-        last = self._guests.get(poll.vm)
-        response, at = last.get(poll.key, (None, 0.0)) if last else (None, 0.0)
-        if response is None or now - at > DOCUMENT_SECONDS_MAX:
+        known = self._guests.get(poll.vm, {}).get(poll.key)
+        if known is None or now - known[1] > DOCUMENT_SECONDS_MAX:
             return None
-        age = (b"age", b"%d" % (now - at))
-        headers = [each for each in response.headers if each[0].lower() != b"preference-applied"]
-        if "*" in poll.tags or _etag(response) in poll.tags:
-            kept = [each for each in headers if not each[0].lower().startswith(b"content-")]
-            return Response(304, [*kept, age], b"")
-        return Response(200, [*headers, age], response.body)
+        response, at = known
+        is_known = "*" in poll.tags or _etag(response) in poll.tags
+        left_out = (b"preference-applied", *((b"content-",) if is_known else ()))
+        headers = [each for each in response.headers if not each[0].lower().startswith(left_out)]
+        headers.append((b"age", b"%d" % (now - at)))
+        return Response(304, headers, b"") if is_known else Response(200, headers, response.body)
 
 
 def _etag(response: Response) -> str:

@@ -9,15 +9,13 @@ which port it has seen that MAC last. Two things could go wrong, and both are re
   which of them sent a packet last.
 """
 
-import errno
 import socket
 import struct
-from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from forewarn.errors import Error, Invalid, Unavailable
-from forewarn.hostd.netlink import AF_BRIDGE, Neighbour, Netlink, Notice
+from forewarn.errors import Unavailable
+from forewarn.hostd.netlink import AF_BRIDGE, Neighbour, Netlink, add_address, pack_address
 from forewarn.option_kind import Address
 
 DOUBT_SECONDS = 2.0
@@ -39,25 +37,17 @@ class Peer(NamedTuple):
     mac: bytes
 
 
-class Tables(Protocol):
-    """`Netlink`, or a double in tests."""
-
-    def neighbour(self, interface: int, address: str) -> bytes: ...
-    def bridge_port(self, bridge: int, mac: bytes) -> int: ...
-    def name(self, interface: int) -> str: ...
-    def notices(self) -> list[Notice] | None: ...
-
-
-class PortTable:
+class BridgePorts:
     """Finds the port of a peer. Entries are cached until the kernel reports a change.
 
     The kernel queues its notice before it passes the packet on that caused the change. Notices are
     read before each lookup, so the cache is never behind what has been received.
     """
 
-    def __init__(self, kernel: Tables, bridge: int) -> None:
+    def __init__(self, bridge: str, index: int, kernel: Netlink) -> None:
+        self.bridge = bridge
+        self.index = index
         self._kernel = kernel
-        self._bridge = bridge
         self._macs: dict[str, bytes] = {}
         self._ports: dict[bytes, int] = {}
         self._names: dict[int, str] = {}
@@ -66,6 +56,9 @@ class PortTable:
     @property
     def entries(self) -> int:
         return len(self._macs) + len(self._ports) + len(self._moved_until)
+
+    def close(self) -> None:
+        self._kernel.close()
 
     def port_of(self, peer: Peer, now: float) -> str:
         """The name of the port from which the peer comes; empty if it is not known for sure.
@@ -77,111 +70,81 @@ class PortTable:
             return ""
         if self._moved_until.get(peer.mac, 0) > now:
             raise Unavailable("Service unavailable. The MAC was seen at two ports of the bridge")
-        if self.entries >= ENTRIES_MAX:
-            self._forget()
         # Without a neighbour, the response goes by a router, or the kernel will ask for it.
-        mac = self._macs.get(peer.address) or self._kernel.neighbour(self._bridge, peer.address)
-        if mac:
-            self._macs[peer.address] = mac
-        port = self._ports.get(peer.mac) or self._kernel.bridge_port(self._bridge, peer.mac)
+        mac = self._macs.get(peer.address) or self._kernel.neighbour(self.index, peer.address)
+        port = self._ports.get(peer.mac) or self._kernel.bridge_port(self.index, peer.mac)
         if not port or mac not in (peer.mac, b""):
             return ""
+        if mac:
+            self._macs[peer.address] = mac
         self._ports[peer.mac] = port
-        name = self._names.get(port) or self._kernel.name(port)
-        self._names[port] = name
-        return name
-
-    def _forget(self) -> None:
-        for cache in (self._macs, self._ports, self._names, self._moved_until):
-            cache.clear()
+        self._names[port] = self._names.get(port) or self._kernel.name(port)
+        return self._names[port]
 
     def _follow(self, now: float) -> None:
         notices = self._kernel.notices()
-        if notices is None:
-            return self._forget()
-        for notice in notices:
+        if notices is None or self.entries > ENTRIES_MAX:
+            self._forget()
+        for notice in notices or ():
             entry = notice.neighbour
             if entry is None:
                 self._names.pop(notice.interface, None)
-            elif entry.family != AF_BRIDGE:
-                if entry.interface == self._bridge:
-                    self._macs.pop(entry.address, None)
-            elif entry.bridge == self._bridge and entry.is_learned:
+            elif entry.family != AF_BRIDGE and entry.interface == self.index:
+                self._macs.pop(entry.address, None)
+            elif entry.bridge == self.index and entry.is_learned:
                 self._follow_port(entry, is_deleted=notice.is_deleted, now=now)
-        return None
 
     def _follow_port(self, entry: Neighbour, *, is_deleted: bool, now: float) -> None:
         before = self._ports.pop(entry.mac, 0)
         if is_deleted:
             return
-        if self.entries >= ENTRIES_MAX:
-            self._forget()
         if before not in (0, entry.interface):
             self._moved_until[entry.mac] = now + DOUBT_SECONDS
         self._ports[entry.mac] = entry.interface
 
-
-class BridgePorts:
-    """One bridge of this host: its addresses, listeners and ports."""
-
-    def __init__(self, bridge: str) -> None:
-        """Unavailable if there is no such bridge: libvirt may create it later."""
-        self.bridge = bridge
-        self.index = _index(bridge)
-        is_bridge = Path("/sys/class/net", bridge, "bridge").is_dir()
-        if not self.index or not is_bridge:
-            problem = "is not a bridge" if self.index else "does not exist"
-            raise Unavailable(
-                f"the bridge {bridge} {problem}; expected a bridge of this host", bridge=bridge
-            )
-        self._netlink = Netlink()
-        self.port_of = PortTable(self._netlink, self.index).port_of
-
-    def close(self) -> None:
-        self._netlink.close()
-
-    def is_current(self) -> bool:
-        """Whether the bridge is still the one of the beginning, not another of its name."""
-        return _index(self.bridge) == self.index
-
-    def add_addresses(self, addresses: Iterable[Address]) -> None:
-        """Add what somebody may have removed."""
-        for address in addresses:
-            self._netlink.add_address(self.index, address.host)
-
-    def listen(self, address: Address) -> socket.socket:
-        """A socket that gets connections to this address from this bridge only.
-
-        The address is added to the bridge, and stays there: the next daemon needs it too.
-        Invalid or Unavailable if that is not possible.
-        """
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            self._netlink.add_address(self.index, address.host)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            device = self.bridge.encode() + b"\0"
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device)
-            listening.setsockopt(socket.IPPROTO_TCP, TCP_SAVE_SYN, SAVE_FROM_ETHERNET)
-            scope = (0, self.index) if family is socket.AF_INET6 else ()
-            listening.bind((*address, *scope))
-            listening.listen(BACKLOG)
-        except OSError as error:
-            listening.close()
-            kind: type[Error] = Unavailable if error.errno == errno.EADDRINUSE else Invalid
-            raise kind(
-                f"cannot listen on {address} of the bridge {self.bridge}: {error.strerror}",
-                bridge=self.bridge,
-            ) from error
-        return listening
+    def _forget(self) -> None:
+        for cache in (self._macs, self._ports, self._names, self._moved_until):
+            cache.clear()
 
 
-def _index(interface: str) -> int:
+def open_bridge(bridge: str) -> BridgePorts:
+    """Unavailable if there is no such bridge: libvirt may create it later."""
+    index = interface_index(bridge)
+    if not index or not Path("/sys/class/net", bridge, "bridge").is_dir():
+        problem = "is not a bridge" if index else "does not exist"
+        raise Unavailable(f"the bridge {bridge} {problem}; expected a bridge of this host")
+    return BridgePorts(bridge, index, Netlink())
+
+
+def interface_index(name: str) -> int:
     """0 if it does not exist."""
     try:
-        return socket.if_nametoindex(interface)
+        return socket.if_nametoindex(name)
     except OSError:
         return 0
+
+
+def listen(bridge: str, address: Address) -> socket.socket:
+    """A socket that gets connections to this address from this bridge only.
+
+    The address is added to the bridge, and stays there: the next daemon needs it too.
+    """
+    family, _ = pack_address(address.host)
+    index = interface_index(bridge)
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        add_address(index, address.host)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, bridge.encode() + b"\0")
+        listening.setsockopt(socket.IPPROTO_TCP, TCP_SAVE_SYN, SAVE_FROM_ETHERNET)
+        listening.bind((*address, 0, index) if family is socket.AF_INET6 else address)
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise Unavailable(
+            f"cannot listen on {address} of the bridge {bridge}: {error.strerror}", bridge=bridge
+        ) from error
+    return listening
 
 
 def peer_of(connection: socket.socket, address: str) -> Peer:
@@ -190,7 +153,5 @@ def peer_of(connection: socket.socket, address: str) -> Peer:
         syn = connection.getsockopt(socket.IPPROTO_TCP, TCP_SAVED_SYN, SYN_BYTES_MAX)
     except OSError:
         syn = b""
-    if len(syn) < ETHERNET.size:
-        return Peer(address, b"")
-    _, source, kind = ETHERNET.unpack_from(syn)
+    _, source, kind = ETHERNET.unpack_from(syn.ljust(ETHERNET.size, b"\0"))
     return Peer(address, source if kind in IP_TYPES else b"")

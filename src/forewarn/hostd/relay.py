@@ -12,17 +12,19 @@ import hmac
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forewarn.engine.clock import RealClock
 from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.errors import Error, Forbidden, Invalid, Unavailable
 from forewarn.hostd.connection import Response, ServerLost
 from forewarn.hostd.last_document import LastDocuments, Poll
-from forewarn.hostd.ports import BridgePorts, Peer, peer_of
+from forewarn.hostd.netlink import add_address
+from forewarn.hostd.ports import BridgePorts, Peer, interface_index, listen, open_bridge, peer_of
 from forewarn.hostd.upstream import TRY_NEXT, Request, Upstream
 from forewarn.log import log
 from forewarn.option_kind import Address
@@ -68,19 +70,14 @@ class Signer(NamedTuple):
         return tuple(zip((HOST, ID, SIGNATURE), values, strict=True))
 
 
-class Ports(Protocol):
-    """`BridgePorts`, or a double in tests."""
-
-    bridge: str
-
-    def port_of(self, peer: Peer, now: float) -> str: ...
-
-
 class RelayPolicy(ConnectionPolicy):
     """What all connections from one bridge share."""
 
     def __init__(
-        self, ports: Ports, vm_of_port: Callable[[str, str], str | None], limits: Limits = LIMITS
+        self,
+        ports: BridgePorts,
+        vm_of_port: Callable[[str, str], str | None],
+        limits: Limits = LIMITS,
     ) -> None:
         super().__init__(limits, metadata_body)
         self._ports = ports
@@ -102,8 +99,8 @@ class RelayConnection(Connection):
     """A guest's connection; `address` is the id of the guest that opened it, if it is one.
 
     So limits for an address are limits for a guest, however many addresses it uses. The
-    application is a `Relay`. It gets the connection: uvicorn's way to call an application, with a
-    message for each part of a response, takes longer than all the rest.
+    application is a `Relay`. It gets the connection too, for `send_response`: to send a response
+    as messages of ASGI takes longer than all the rest.
     """
 
     policy: RelayPolicy
@@ -126,36 +123,21 @@ class RelayConnection(Connection):
 
     def start_request(self) -> None:
         self.check_identity()
-        self.method = self.parser.get_method().decode()
-        self.is_old = self.parser.get_http_version() == "1.0"
-        self.cycle = RequestResponseCycle(
-            scope=self.scope,
-            transport=self.transport,
-            flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=False,
-            default_headers=[],
-            message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
-            keep_alive=self.parser.should_keep_alive(),
-            on_response=self.on_response_complete,
-        )
-        task = self.loop.create_task(self.app(self))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        cast("message.Message", self.scope)["connection"] = self
+        super().start_request()
+        self.cycle.keep_alive = self.parser.should_keep_alive()  # uvicorn closes for HTTP/1.0
 
     def send_response(self, response: Response) -> None:
         cycle = self.cycle
         if cycle.disconnected or self.transport.is_closing():
             return
         headers = response.headers
-        is_framed = response.status in (204, 304) or self.method == "HEAD"
+        is_framed = response.status in (204, 304) or cycle.scope["method"] == "HEAD"
         if not is_framed and not any(name.lower() == b"content-length" for name, _ in headers):
             headers = [*headers, message.content_length(response.body)]
         if not cycle.keep_alive:
             headers = [*headers, message.CLOSE]
-        elif self.is_old:
+        elif cycle.scope["http_version"] == "1.0":
             headers = [*headers, (b"connection", b"keep-alive")]
         head = STATUS_LINE[response.status] + message.encode_headers(headers)
         self.transport.write(b"%b\r\n%b" % (head, response.body))
@@ -187,11 +169,12 @@ class Relay:
         self._waiting: set[asyncio.Task[Response]] = set()
         self._is_stopping = False
 
-    async def __call__(self, connection: RelayConnection) -> None:
+    async def __call__(self, scope: message.Message, receive: message.Receive, _: object) -> None:
+        connection: RelayConnection = scope["connection"]
         vm = connection.address
         self._active[vm] += 1
         try:
-            status, headers, body = await self._respond(connection)
+            status, headers, body = await self._respond(connection, receive)
             connection.check_identity()
             passed_on = [header for header in headers if header[0].lower() not in HOP_BY_HOP]
             response = Response(status, passed_on, body)
@@ -200,7 +183,7 @@ class Relay:
         except Error as error:
             response = _error_response(error, connection)
         except Exception:
-            log.exception("request failed", method=connection.method)
+            log.exception("request failed", path=scope["path"])
             response = _error_response(BUG, connection)
         finally:
             self._active[vm] -= 1
@@ -214,8 +197,8 @@ class Relay:
         for poll in self._waiting:
             poll.cancel()
 
-    async def _respond(self, connection: RelayConnection) -> Response:
-        vm, receive = connection.address, cast("message.Receive", connection.cycle.receive)
+    async def _respond(self, connection: RelayConnection, receive: message.Receive) -> Response:
+        vm = connection.address
         if self._active[vm] > self.requests_per_guest_max:
             most = self.requests_per_guest_max
             raise TooManyRequests(f"Too many requests. {most} at a time are accepted")
@@ -223,7 +206,7 @@ class Relay:
         has_body = any(name in BODY_FRAMING for name, _ in connection.headers)
         body = await message.read_body(receive) if has_body else None
         signed = (*headers, *self._signer.sign(vm))
-        request = Request(connection.method, connection.url, signed, body)
+        request = Request(connection.scope["method"], connection.url, signed, body)
         poll = Poll.parse(vm, request)
         if poll is not None:
             return await self._poll(poll, request, receive)
@@ -297,63 +280,57 @@ def forwarded_headers(headers: list[Header]) -> list[Header]:
     return [header for header in headers if header[0] not in dropped]
 
 
+@dataclass(eq=False)
 class BridgeListener:
     """The listeners of one bridge, for IPv4 and IPv6.
 
     A bridge may be deleted and made again, with libvirt's network. `follow` notices that.
     """
 
-    def __init__(
-        self,
-        relay: Relay,
-        bridge: str,
-        address: Address,
-        vm_of_port: Callable[[str, str], str | None],
-        limits: Limits = LIMITS,
-    ) -> None:
-        self._relay = relay
-        self._bridge = bridge
-        self._addresses = (address, Address(ADDRESS_V6, address.port))
-        self._vm_of_port = vm_of_port
-        self._limits = limits
-        self._throttled_log = ThrottledLog(RealClock())
+    relay: Relay
+    bridge: str
+    address: Address
+    vm_of_port: Callable[[str, str], str | None]
+
+    def __post_init__(self) -> None:
         self._ports: BridgePorts | None = None
         self._listeners: list[Listener] = []
+        self._throttled_log = ThrottledLog(RealClock())
 
     async def start(self) -> None:
-        """Invalid or Unavailable if the bridge does not exist or cannot be listened on."""
-        self._ports = BridgePorts(self._bridge)
-        for address in self._addresses:
-            try:
-                bound = self._ports.listen(address)
-            except Error as error:
-                if not self._listeners:
-                    await self.stop()
-                    raise
-                log.info("the relay serves no IPv6", bridge=self._bridge, problem=error.message)
-                continue
-            policy = RelayPolicy(self._ports, self._vm_of_port, self._limits)
-            listener = Listener(
-                self._relay, address, policy, server_name=SERVER_METADATA, bound=bound
-            )
-            await listener.start()
-            self._listeners.append(listener)
+        """Unavailable if there is no such bridge, or it cannot be listened on."""
+        self._ports = open_bridge(self.bridge)
+        try:
+            await self._listen(self._ports, self.address)
+        except Unavailable:
+            await self.stop()
+            raise
+        try:
+            await self._listen(self._ports, Address(ADDRESS_V6, self.address.port))
+        except Unavailable as error:  # libvirt's networks are often without IPv6
+            log.info("the relay serves no IPv6", bridge=self.bridge, problem=error.message)
+
+    async def _listen(self, ports: BridgePorts, address: Address) -> None:
+        policy = RelayPolicy(ports, self.vm_of_port)
+        bound = listen(self.bridge, address)
+        listener = Listener(self.relay, address, policy, server_name=SERVER_METADATA, bound=bound)
+        await listener.start()
+        self._listeners.append(listener)
 
     async def follow(self) -> None:
         """Listen again if the bridge was made again, or its address was removed."""
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
             try:
-                if self._ports is not None and self._ports.is_current():
-                    self._ports.add_addresses(listener.address for listener in self._listeners)
+                if self._ports and self._ports.index == interface_index(self.bridge):
+                    add_address(self._ports.index, self.address.host)
                     continue
                 await self.stop()
                 await self.start()
-                log.info("the relay listens again", bridge=self._bridge)
+                log.info("the relay listens again", bridge=self.bridge)
             except (Error, OSError) as error:
-                self._throttled_log.warn(
-                    "the relay cannot listen", bridge=self._bridge, problem=str(error)
-                )
+                problem = str(error)
+                self._throttled_log.warn("no relay for guests", bridge=self.bridge, problem=problem)
 
     async def stop(self) -> None:
         listeners, self._listeners = self._listeners, []

@@ -6,7 +6,7 @@ time of each attempt have limits.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ RETRY_SECONDS = 1.0
 """A server that was lost is not tried again before: others do not wait for it too."""
 KEPT_SECONDS_MAX = 30.0
 """Well below the server's `idle_seconds`: it hardly ever closes a connection as we send."""
-KEPT_MAX = 128
 CONNECTIONS_MAX = 1024
 TRY_NEXT = frozenset((502, 503, 504))
 
@@ -31,8 +30,8 @@ class NotSent(ServerLost):
 class Request(NamedTuple):
     """`headers` are without Content-Length; without Host, each server gets its own.
 
-    `may_repeat`: doing it twice is as good as once. `is_fresh`: on a new connection, which the
-    server cannot be about to close.
+    `may_repeat`: doing it twice is as good as once. `is_fresh`: on a connection of its own, which
+    the server cannot be about to close.
     """
 
     method: str
@@ -70,17 +69,9 @@ class Server:
             connection.close()
         return None
 
-    def keep(self, connection: HttpConnection, now: float) -> None:
-        if len(self.idle) >= KEPT_MAX:
-            self.idle = [(each, since) for each, since in self.idle if each.is_open]
-        if len(self.idle) < KEPT_MAX:
-            self.idle.append((connection, now))
-        else:
-            connection.close()
-
 
 class Upstream:
-    """Connections to servers that can stand in for each other.
+    """Connections to servers that can stand in for each other, the one that answered last first.
 
     Long polls can have only three quarters of the connections, so they never keep other requests
     out. `busy` counts those in use.
@@ -89,9 +80,7 @@ class Upstream:
     def __init__(
         self, addresses: Sequence[ServerAddress], connections_max: int = CONNECTIONS_MAX
     ) -> None:
-        assert addresses
         self._servers = [Server(address) for address in addresses]
-        self._first = 0
         self._connections_max = connections_max
         self.busy = 0
 
@@ -120,31 +109,25 @@ class Upstream:
             self.busy -= 1
 
     async def _try_each(self, request: Request) -> Response:
+        now = asyncio.get_running_loop().time
         problem = ServerLost("no server can be reached")
         refusal: Response | None = None
-        for number in self._candidates():
-            server = self._servers[number]
+        for server in [each for each in self._servers if each.retry_at <= now()]:
             try:
                 response = await _ask(server, request)
             except ServerLost as error:
-                problem = error
-                server.retry_at = asyncio.get_running_loop().time() + RETRY_SECONDS
+                problem, server.retry_at = error, now() + RETRY_SECONDS
                 if not request.may_repeat and not isinstance(error, NotSent):
                     break
                 continue
             if not request.may_repeat or response.status not in TRY_NEXT:
-                self._first = number
+                self._servers.remove(server)
+                self._servers.insert(0, server)
                 return response
             refusal = response
         if refusal is not None:
             return refusal
         raise problem
-
-    def _candidates(self) -> Iterator[int]:
-        for step in range(len(self._servers)):
-            number = (self._first + step) % len(self._servers)
-            if self._servers[number].retry_at <= asyncio.get_running_loop().time():
-                yield number
 
 
 async def _ask(server: Server, request: Request) -> Response:
@@ -172,6 +155,8 @@ async def _exchange(server: Server, connection: HttpConnection, request: Request
         response = await connection.send(data, is_head=is_head)
     finally:
         timer.cancel()
-    if connection.is_open:
-        server.keep(connection, loop.time())
+    if request.is_fresh:
+        connection.close()
+    elif connection.is_open:
+        server.idle.append((connection, loop.time()))
     return response

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Self
+from typing import Any, Self
 
 from forewarn.hostd.connection import ServerAddress, parse_servers
 
@@ -29,7 +29,7 @@ class RecordingServer:
         self.port = 0
         self._answers = [*answers]
         self._answer = answer
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._writers: dict[asyncio.StreamWriter, asyncio.Task[Any]] = {}
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
@@ -42,8 +42,11 @@ class RecordingServer:
     async def stop(self) -> None:
         """Like a process that is killed."""
         self._server.close()
-        for writer in [*self._writers]:
+        for writer, task in [*self._writers.items()]:
             writer.transport.abort()
+            task.cancel()
+        while self._writers:
+            await asyncio.sleep(0)
         await self._server.wait_closed()
 
     @property
@@ -53,14 +56,16 @@ class RecordingServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self._writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._writers[writer] = task
         try:
             while answer := await self._next(reader):
                 writer.write(answer)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.CancelledError, asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            self._writers.discard(writer)
+            del self._writers[writer]
             writer.close()
 
     async def _next(self, reader: asyncio.StreamReader) -> bytes:

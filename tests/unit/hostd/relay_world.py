@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import uvloop
 
 from forewarn.hostd.connection import ServerAddress
-from forewarn.hostd.ports import Peer
+from forewarn.hostd.ports import BridgePorts, Peer
 from forewarn.hostd.relay import LIMITS, Relay, RelayPolicy, Signer
 from forewarn.hostd.upstream import Upstream
 from forewarn.option_kind import Address
@@ -24,8 +24,8 @@ SECONDS_MAX = 20.0
 KEY = b"key"
 
 
-class LoopbackPorts:
-    """The port of a peer is its address, unless the test changes it."""
+class LoopbackPorts(BridgePorts):
+    """The port of a peer depends on its address, and the test may change it."""
 
     bridge = "br0"
 

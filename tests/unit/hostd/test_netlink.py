@@ -25,7 +25,7 @@ MAC = bytes.fromhex("66072c2cd957")
 
 
 def parse(data: bytes) -> Neighbour:
-    ((_, _, payload),) = messages(data)
+    ((_, payload),) = messages(data)
     return parse_neighbour(payload)
 
 

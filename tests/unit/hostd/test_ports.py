@@ -3,8 +3,8 @@
 import pytest
 
 from forewarn.errors import Unavailable
-from forewarn.hostd.netlink import AF_BRIDGE, Neighbour, Notice
-from forewarn.hostd.ports import DOUBT_SECONDS, ENTRIES_MAX, BridgePorts, Peer, PortTable
+from forewarn.hostd.netlink import AF_BRIDGE, Neighbour, Netlink, Notice
+from forewarn.hostd.ports import DOUBT_SECONDS, ENTRIES_MAX, BridgePorts, Peer, open_bridge
 
 BRIDGE, PORT, OTHER_PORT = 2, 3, 4
 MAC, OTHER_MAC = b"\x02\0\0\0\0\x01", b"\x02\0\0\0\0\x02"
@@ -12,7 +12,7 @@ PEER = Peer("10.9.0.2", MAC)
 REACHABLE, PERMANENT = 0x02, 0x80
 
 
-class Kernel:
+class Kernel(Netlink):
     """Its tables, and how often it was asked. Without a queue, notices were lost."""
 
     def __init__(self) -> None:
@@ -53,13 +53,17 @@ class Kernel:
         self.report(Notice(BRIDGE, neighbour=Neighbour(2, BRIDGE, REACHABLE, mac, address, 0)))
 
 
+def ports_of(kernel: Kernel) -> BridgePorts:
+    return BridgePorts("br0", BRIDGE, kernel)
+
+
 def test_peer_is_at_the_port_of_its_mac() -> None:
-    assert PortTable(Kernel(), BRIDGE).port_of(PEER, 0.0) == "vnet0"
+    assert ports_of(Kernel()).port_of(PEER, 0.0) == "vnet0"
 
 
 def test_second_lookup_asks_the_kernel_nothing() -> None:
     kernel = Kernel()
-    table = PortTable(kernel, BRIDGE)
+    table = ports_of(kernel)
     table.port_of(PEER, 0.0)
     before = kernel.requests
 
@@ -69,13 +73,13 @@ def test_second_lookup_asks_the_kernel_nothing() -> None:
 
 @pytest.mark.parametrize("peer", [Peer("10.9.0.2", b""), Peer("10.9.0.9", OTHER_MAC)])
 def test_peer_with_an_unknown_mac_is_at_no_port(peer: Peer) -> None:
-    assert PortTable(Kernel(), BRIDGE).port_of(peer, 0.0) == ""
+    assert ports_of(Kernel()).port_of(peer, 0.0) == ""
 
 
 def test_peer_whose_address_another_mac_has_is_refused() -> None:
     """The response would go to the other one."""
     kernel = Kernel()
-    table = PortTable(kernel, BRIDGE)
+    table = ports_of(kernel)
     assert table.port_of(PEER, 0.0) == "vnet0"
     kernel.resolve("10.9.0.2", OTHER_MAC)
 
@@ -87,13 +91,13 @@ def test_peer_without_a_neighbour_entry_is_known_by_its_mac() -> None:
     kernel = Kernel()
     kernel.macs.clear()
 
-    assert PortTable(kernel, BRIDGE).port_of(PEER, 0.0) == "vnet0"
+    assert ports_of(kernel).port_of(PEER, 0.0) == "vnet0"
 
 
 def test_mac_that_moved_is_refused_for_a_while_and_then_at_its_new_port() -> None:
     """Two guests with one MAC: the entry only shows which of them sent a packet last."""
     kernel = Kernel()
-    table = PortTable(kernel, BRIDGE)
+    table = ports_of(kernel)
     table.port_of(PEER, 0.0)
     kernel.learn(MAC, OTHER_PORT)
     with pytest.raises(Unavailable, match="two ports"):
@@ -107,7 +111,7 @@ def test_mac_that_moved_is_refused_for_a_while_and_then_at_its_new_port() -> Non
 def test_mac_that_moved_back_and_forth_is_noticed() -> None:
     """Even if nobody asked in between."""
     kernel = Kernel()
-    table = PortTable(kernel, BRIDGE)
+    table = ports_of(kernel)
     kernel.learn(MAC, OTHER_PORT)
     kernel.learn(MAC, PORT)
 
@@ -118,7 +122,7 @@ def test_mac_that_moved_back_and_forth_is_noticed() -> None:
 def test_replugged_mac_is_at_its_new_port_at_once() -> None:
     """The entry is deleted with its port, so this is not a move."""
     kernel = Kernel()
-    table = PortTable(kernel, BRIDGE)
+    table = ports_of(kernel)
     table.port_of(PEER, 0.0)
     gone = Neighbour(AF_BRIDGE, PORT, REACHABLE, MAC, "", BRIDGE)
     kernel.report(Notice(PORT, is_deleted=True, neighbour=gone), Notice(PORT, is_deleted=True))
@@ -129,7 +133,7 @@ def test_replugged_mac_is_at_its_new_port_at_once() -> None:
 
 def test_renamed_port_has_its_new_name() -> None:
     kernel = Kernel()
-    table = PortTable(kernel, BRIDGE)
+    table = ports_of(kernel)
     table.port_of(PEER, 0.0)
     kernel.names[PORT] = "vnet7"
     kernel.report(Notice(PORT))
@@ -139,7 +143,7 @@ def test_renamed_port_has_its_new_name() -> None:
 
 def test_entries_of_other_bridges_and_own_addresses_change_nothing() -> None:
     kernel = Kernel()
-    table = PortTable(kernel, BRIDGE)
+    table = ports_of(kernel)
     table.port_of(PEER, 0.0)
     other = Neighbour(AF_BRIDGE, OTHER_PORT, REACHABLE, MAC, "", BRIDGE + 7)
     kernel.report(Notice(OTHER_PORT, neighbour=other))
@@ -152,7 +156,7 @@ def test_entries_of_other_bridges_and_own_addresses_change_nothing() -> None:
 
 def test_lost_notices_empty_the_cache() -> None:
     kernel = Kernel()
-    table = PortTable(kernel, BRIDGE)
+    table = ports_of(kernel)
     table.port_of(PEER, 0.0)
     kernel.ports[MAC], kernel.queue = OTHER_PORT, None
 
@@ -162,20 +166,20 @@ def test_lost_notices_empty_the_cache() -> None:
 def test_cache_has_a_limit() -> None:
     """A guest can make up any number of addresses."""
     kernel = Kernel()
-    table = PortTable(kernel, BRIDGE)
+    table = ports_of(kernel)
     for number in range(1, ENTRIES_MAX):
         peer = Peer(f"fe80::{number:x}", number.to_bytes(6, "big"))
         kernel.macs[peer.address] = peer.mac
         kernel.learn(peer.mac, PORT)
         assert table.port_of(peer, 0.0) == "vnet0"
-        assert table.entries <= ENTRIES_MAX + 1
+        assert table.entries <= ENTRIES_MAX + 3
 
 
 def test_missing_bridge_is_named() -> None:
     with pytest.raises(Unavailable, match="the bridge nobr0 does not exist; expected a bridge"):
-        BridgePorts("nobr0")
+        open_bridge("nobr0")
 
 
 def test_interface_that_is_not_a_bridge_is_named() -> None:
     with pytest.raises(Unavailable, match="the bridge lo is not a bridge; expected a bridge"):
-        BridgePorts("lo")
+        open_bridge("lo")
