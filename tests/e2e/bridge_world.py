@@ -45,6 +45,9 @@ class GuestClient(Client):
         self._socket = in_namespace(namespace, lambda: _connect(host, port, source))
         self._buffer = b""
 
+    def wait_at_most(self, seconds: float) -> None:
+        self._socket.settimeout(seconds)
+
     def ask(self, request: bytes = POLL) -> RawResponse:
         self.send(request)
         return self.response()
