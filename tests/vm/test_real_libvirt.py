@@ -25,6 +25,7 @@ from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.discovery import discover
 from forewarn.platform.libvirt.driver import LibvirtPlatform
+from forewarn.platform.libvirt.marker import is_marked
 from tests.builders import guid
 from tests.e2e.history_file import changes_in
 from tests.e2e.service import Service, running
@@ -152,7 +153,9 @@ def test_a_redeploy_migrates_live(hosts: Hosts) -> None:
 
     assert hosts["host-a"].names() == []
     assert hosts["host-b"].state() == RUNNING
-    assert hosts["host-b"].connection.lookupByName("web-0").isPersistent()
+    moved = hosts["host-b"].connection.lookupByName("web-0")
+    assert moved.isPersistent()
+    assert not is_marked(moved, guid(1))
 
 
 def test_a_redeploy_of_a_vm_that_cannot_migrate_stops_and_starts_it(
