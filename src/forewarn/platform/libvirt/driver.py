@@ -110,7 +110,7 @@ class LibvirtPlatform:
         """
         while True:  # ends when the agent answers, or when cancelled
             try:
-                domain = await self.libvirts.find(request.vm.host, request.vm)
+                domain = await self._find(request)
                 if domain is not None:
                     await domain.do(lambda handle: handle.getTime(), AGENT_SECONDS_MAX)
                     return

@@ -105,6 +105,23 @@ def test_vm_is_back_when_its_agent_answers(world: LibvirtWorld) -> None:
     assert world.clock.slept == [2 * SECOND] * 3
 
 
+def test_moved_vm_is_asked_on_its_new_host(world: LibvirtWorld) -> None:
+    """The daemon of its old host asks, and its request still names that host."""
+    moved = order(EventType.REDEPLOY, Cause.REDEPLOY, targets=("host-b",))
+    target = Host(world.on("host-b"), getTime=failing())
+
+    async def main() -> None:
+        await world.platform().run_impact(moved)
+        world.hosts = []
+        platform = world.platform(
+            connect=lambda uri: target if uri.endswith("host-b") else world.connect(uri)
+        )
+        await platform.wait_until_back(moved)
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_SECONDS_MAX))
+    assert "getTime" in target.calls
+
+
 @pytest.mark.parametrize(
     "number",
     [libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_SYSTEM_ERROR],
