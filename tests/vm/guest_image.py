@@ -197,6 +197,7 @@ def build_root(package: Path, folder: Path, target: Path) -> None:
     write_script(folder / "etc/report", REPORT)
     write_script(folder / "www/cgi-bin/run", RUN)
     (folder / "var/run").symlink_to("/run")
+    (folder / "sbin/hwclock").symlink_to("/bin/busybox")  # where qemu-ga expects it
     (folder / "www/index.html").write_text("up\n")
     (folder / "etc/passwd").write_text("root::0:0:root:/:/bin/sh\n")
     (folder / "etc/forewarn-agent.toml").write_text(AGENT)
