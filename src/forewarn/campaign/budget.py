@@ -1,11 +1,11 @@
 """How much of a scope may be down at a time: scope summaries, and a ledger of what is reserved.
 
 Two rules: one update domain at a time, and at most as many VMs as the budget allows. VMs that are
-already down count, whatever the reason: VMs that do not run, VMs under impact, and VMs of other
-events that come before ours can be over.
+already down count, whatever the reason: VMs that do not run, VMs under impact, VMs on hosts that
+are unreachable, and VMs of other events that come before ours can be over.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from datetime import datetime
 from itertools import chain
 from typing import NamedTuple
@@ -16,12 +16,19 @@ from forewarn.core.machine import domains_under_impact
 
 
 class ScopeSummary:
-    """What the budget needs to know of a scope: which VMs are down, and which are on a host."""
+    """What the budget needs to know of a scope: which VMs are down, and which are on a host.
 
-    def __init__(self, scope: Scope) -> None:
+    `lost` are those of its hosts that are unreachable.
+    """
+
+    def __init__(self, scope: Scope, is_lost: Callable[[str], bool] = lambda host: False) -> None:
         self.scope = scope
+        self._is_lost = is_lost
+        self.lost = self._find_lost({vm.host for vm in scope.vms})
         self.domains = domains_under_impact(scope)
-        down = {vm.name for vm in scope.vms if vm.power is not Power.RUNNING}
+        down = {
+            vm.name for vm in scope.vms if vm.power is not Power.RUNNING or vm.host in self.lost
+        }
         started = (event.resources for event in scope.events if event.status is Status.STARTED)
         self.down: Set[str] = down.union(*started, (impact.vm for impact in scope.impacts))
         self._residents: dict[str, dict[int, set[str]]] = {}
@@ -29,6 +36,13 @@ class ScopeSummary:
             if vm.power is not Power.DEALLOCATED:  # a deallocated VM is on no host
                 on_host = self._residents.setdefault(vm.host, {})
                 on_host.setdefault(vm.update_domain, set()).add(vm.name)
+
+    def is_of(self, scope: Scope) -> bool:
+        """Whether this is still the summary of the scope."""
+        return self.scope is scope and self.lost == self._find_lost(self._residents)
+
+    def _find_lost(self, hosts: Iterable[str]) -> Set[str]:
+        return {host for host in hosts if self._is_lost(host)}
 
     def on(self, host: str) -> Mapping[int, Set[str]]:
         """The VMs on a host, by update domain."""

@@ -3,7 +3,7 @@
 import asyncio
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
 from forewarn.campaign.budget import ScopeSummary
@@ -46,9 +46,9 @@ class Campaigns:
     record of its own, written once.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, is_lost: Callable[[str], bool] = lambda host: False) -> None:
         self._engine = engine
-        self.fleet = BoardView(engine.board)
+        self.fleet = BoardView(engine.board, is_lost)
         engine.register("campaign", CAMPAIGN)
         engine.register("campaign-hosts", CAMPAIGN_HOSTS)
 
@@ -212,10 +212,14 @@ class Campaigns:
 
 
 class BoardView:
-    """The board as a `FleetView`. A large scope is summarized once for each of its revisions."""
+    """The board as a `FleetView`. A large scope is summarized once for each of its revisions.
 
-    def __init__(self, board: Board) -> None:
+    `is_lost` says whether a host is unreachable.
+    """
+
+    def __init__(self, board: Board, is_lost: Callable[[str], bool]) -> None:
         self._board = board
+        self._is_lost = is_lost
         self._summaries: dict[str, ScopeSummary] = {}
 
     def scope(self, name: str) -> Scope | None:
@@ -229,10 +233,10 @@ class BoardView:
 
     def _summarize(self, scope: Scope) -> ScopeSummary:
         summary = self._summaries.get(scope.name)
-        if summary is None or summary.scope is not scope:
+        if summary is None or not summary.is_of(scope):
             if len(self._summaries) >= SUMMARIES_MAX:
                 self._summaries.clear()
-            summary = self._summaries[scope.name] = ScopeSummary(scope)
+            summary = self._summaries[scope.name] = ScopeSummary(scope, self._is_lost)
         return summary
 
 

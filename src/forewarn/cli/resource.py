@@ -62,7 +62,9 @@ vm = resource(
     ("name", "scope", "host", "update_domain", "power", "address", "seen", "events"),
 )
 host = resource(
-    "host", "Hosts: list, show, maintain, degrade, fail.", ("name", "vms", "scopes", "events")
+    "host",
+    "Hosts: list, show, maintain, degrade, fail, forget.",
+    ("name", "state", "vms", "scopes", "events"),
 )
 event = resource(
     "event",
@@ -125,6 +127,12 @@ def degrade(client: ControlClient, host: Host, *, not_before: NotBefore = None) 
 def fail(client: ControlClient, host: Host) -> Any:
     """Report that the hardware has failed: every VM on the host moves now, without notice."""
     return client.post("hosts", host, "fail")
+
+
+@api_command(host, lambda response: print(f"the daemon of {response['host']} is forgotten"))
+def forget(client: ControlClient, host: Host) -> Any:
+    """Remove the daemon of a host that is gone for good. Its VMs stay in the fleet."""
+    return client.delete("hosts", host, "daemon")
 
 
 @api_command(event, show_events)

@@ -41,6 +41,6 @@ def build_service(
     register_records(engine)
     operations = Operations(engine, make_id)
     hosts = RemoteHosts(engine, operations)
-    campaigns = Campaigns(engine)
+    campaigns = Campaigns(engine, hosts.managed.is_unreachable)
     hosts.avoid = campaigns.host_priorities
     return Service(engine, operations, campaigns, feed, Tokens(engine), hosts)

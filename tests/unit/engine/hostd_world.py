@@ -118,7 +118,12 @@ class Daemon:
         return response.json()
 
     async def take(self) -> dict[str, Any]:
-        """The only impact that is handed out; from now on the daemon runs it."""
+        """The only impact that is handed out; from now on the daemon runs it.
+
+        A server claims what waited for the daemon only when it is connected.
+        """
+        await self.work()
+        await self._world.settle()
         (impact,) = (await self.work())["impacts"]
         keys = ("event_id", "tries")
         running = {key: impact[key] for key in keys} | {"vm": impact["vm"]["name"]}

@@ -1,6 +1,16 @@
 """Host daemons and servers: who serves a host, and that its impacts run once."""
 
-from tests.unit.engine.hostd_world import World, reported, run
+import asyncio
+from datetime import timedelta
+
+from forewarn.fleetfile.parser import parse
+from tests.unit.engine.hostd_world import GIB, SECOND, Daemon, World, reported, run
+
+PLAIN = b"""
+scopes:
+  - name: old
+    vms: [{name: old-0, host: host-z}]
+"""
 
 
 def test_daemon_carries_out_the_impact_of_its_vm() -> None:
@@ -21,5 +31,366 @@ def test_daemon_carries_out_the_impact_of_its_vm() -> None:
         (done,) = await world.history("impacted")
         assert (done.vm, done.detail) == ("web-0", "it rebooted")
         assert world.servers[0].local.asked == []
+
+    run(test)
+
+
+def test_failed_attempt_is_retried_and_shows_the_output() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        first = await daemon.take()
+        assert await daemon.finish(first, problem="libvirt: no", detail="its output") == 1
+        (failed,) = await world.history("impact-failed")
+        assert failed.detail == "libvirt: no\nits output"
+        assert (await daemon.work()) == {"impacts": [], "cancel": []}
+
+        await world.pass_time(5 * SECOND, daemon)
+        again = await daemon.take()
+        assert (again["event_id"], again["tries"]) == (first["event_id"], 2)
+
+    run(test)
+
+
+def test_impact_is_handed_out_until_the_daemon_has_it() -> None:
+    """A lost response loses nothing, and what the daemon runs is not handed out twice."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        lost = await daemon.work()
+        impact = await daemon.take()
+        assert lost["impacts"] == [impact]
+        assert (await daemon.work())["impacts"] == []
+
+    run(test)
+
+
+def test_result_is_accepted_once() -> None:
+    """Repeating it changes nothing; what the daemon still runs then is no longer wanted."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        impact = await daemon.take()
+        running = daemon.running
+        assert await daemon.finish({**impact, "tries": 7}) == 0
+        assert await daemon.finish(impact) == 1
+        assert await daemon.finish(impact) == 0
+        daemon.running = running
+        assert (await daemon.work())["cancel"] == running
+        assert len(await world.history("impacted")) == 1
+
+    run(test)
+
+
+def test_request_for_work_is_answered_when_there_is_some() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        waiting = asyncio.create_task(daemon.work(wait_seconds=10))
+        await world.settle()
+        assert not waiting.done()
+        await world.restart("web-0")
+        assert len((await waiting)["impacts"]) == 1
+
+        daemon.running = [{"event_id": "none", "vm": "web-0", "tries": 1}]
+        assert (await daemon.work(wait_seconds=30))["cancel"] == daemon.running
+        daemon.running = []
+
+    run(test)
+
+
+def test_request_for_work_ends_after_ten_seconds() -> None:
+    """It is also the sign of life: a longer one would hide that a host has lost its power."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a")
+        waiting = asyncio.create_task(daemon.work(wait_seconds=30))
+        await world.pass_time(9 * SECOND)
+        assert not waiting.done()
+        await world.pass_time(SECOND)
+        assert await waiting == {"impacts": [], "cancel": []}
+
+    run(test)
+
+
+def test_canceled_operation_is_cancelled_at_the_daemon() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0", scope="web"))
+        await world.poll("web")
+        operations = world.servers[0].operations
+        placed = await operations.restart("web-0", by="ann")
+        assert placed is not None
+        await operations.approve(placed.event.id, by="ann")
+        await world.settle()
+        await daemon.take()
+        await operations.complete(placed.event.id, by="ann")
+        await world.settle()
+        assert (await daemon.work())["cancel"] == daemon.running
+
+    run(test)
+
+
+# --- who serves a host
+
+
+def test_second_daemon_of_a_host_is_refused_while_the_first_is_connected() -> None:
+    """Two daemons would act on the same VMs."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        for server in world.servers:
+            second = Daemon(world, "host-a", "s2")
+            second.server = server
+            for method, path, body in (
+                ("POST", "work", {"session": "s2"}),
+                ("PUT", "inventory", {"session": "s2", "vms": []}),
+                ("POST", "results", {"session": "s2", "results": []}),
+            ):
+                refused = await second.call(method, path, json=body)
+                assert (refused.status_code, refused.json()["error"]) == (409, "host_taken")
+                assert refused.json()["facts"] == {"since": "2030-01-31T12:00:00Z"}
+                assert "\n" not in refused.json()["message"]
+        assert world.servers[1].vm("web-0").host == "host-a"
+        assert await first.work() == {"impacts": [], "cancel": []}
+
+    run(test)
+
+
+def test_restarted_daemon_is_accepted_after_the_old_one_is_silent() -> None:
+    """And it gets the impact again that the old one was running."""
+
+    async def test(world: World) -> None:
+        old = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        first = await old.take()
+        new = Daemon(world, "host-a", "s2")
+        await world.pass_time(14 * SECOND)
+        assert (await new.call("POST", "work", json={"session": "s2"})).status_code == 409
+        await world.pass_time(2 * SECOND)
+
+        again = await new.take()
+        assert (again["event_id"], again["tries"]) == (first["event_id"], 2)
+        assert await new.finish(again) == 1
+        assert (await old.call("POST", "work", json={"session": "s1"})).status_code == 409
+        assert len(await world.history("impacted")) == 1
+        assert await world.history("impact-failed") == []
+
+    run(test)
+
+
+def test_daemon_that_stops_is_replaced_at_once() -> None:
+    async def test(world: World) -> None:
+        old = await world.daemon("host-a", reported("web-0"))
+        assert (await old.call("DELETE", "session?session=s9")).status_code == 200
+        assert not world.servers[1].is_unreachable("host-a")
+        assert (await old.call("DELETE", "session?session=s1")).status_code == 200
+        await world.settle()
+        assert all(server.is_unreachable("host-a") for server in world.servers)
+        await world.daemon("host-a", reported("web-0"), session="s2", server=1)
+        assert not any(server.is_unreachable("host-a") for server in world.servers)
+
+    run(test)
+
+
+def test_broken_connection_counts_as_silent_after_five_seconds() -> None:
+    async def test(world: World) -> None:
+        await world.daemon("host-a")
+        gone = asyncio.Event()
+        hosts = world.servers[0].hosts
+        waiting = asyncio.create_task(hosts.work("host-a", "s1", [], 10 * SECOND, gone.wait))
+        await world.settle()
+        gone.set()
+        await waiting
+        await world.pass_time(4 * SECOND)
+        assert not world.servers[1].is_unreachable("host-a")
+        await world.pass_time(2 * SECOND)
+        assert world.servers[1].is_unreachable("host-a")
+
+    run(test)
+
+
+def test_impacts_of_an_unreachable_host_wait_and_then_run() -> None:
+    """They do not fail, and cost nothing: nothing is written while they wait."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.pass_time(16 * SECOND)
+        assert all(server.is_unreachable("host-a") for server in world.servers)
+        await world.restart("web-0")
+        revision = world.servers[0].board.scopes["web-0"].revision
+        await world.pass_time(timedelta(minutes=10))
+        assert world.servers[0].board.scopes["web-0"].revision == revision
+        assert world.servers[0].local.asked == world.servers[1].local.asked == []
+
+        impact = await daemon.take()
+        assert impact["tries"] == 1
+        assert await daemon.finish(impact) == 1
+        details = [e.detail for e in await world.history("updated") if e.host == "host-a"]
+        assert details == [
+            "daemon of host-a connected",
+            "daemon of host-a unreachable",
+            "daemon of host-a connected",
+        ]
+
+    run(test)
+
+
+def test_daemon_that_is_lost_during_an_impact_gets_it_again() -> None:
+    """That is not a failed attempt, however often it happens within its limit."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        for tries in range(1, 5):
+            impact = await daemon.take()
+            assert impact["tries"] == tries
+            daemon.running = []
+            await world.pass_time(17 * SECOND)
+            (state,) = world.servers[0].scope("web-0").impacts
+            assert (state.failures, state.claimed_by, state.state) == (0, "", "claimed")
+        assert await daemon.finish(await daemon.take()) == 1
+
+    run(test)
+
+
+def test_daemon_that_changes_to_another_server_goes_on_with_its_impact() -> None:
+    """The new server hands it out with its own number of tries; the daemon does not begin again."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        first = await daemon.take()
+
+        daemon.server = world.servers[1]
+        assert await daemon.finish(first) == 0
+        await world.settle()
+        again = await daemon.take()
+        assert (again["event_id"], again["tries"]) == (first["event_id"], 2)
+        assert await daemon.finish(again) == 1
+        assert await world.history("impact-failed") == []
+        assert not any(server.is_unreachable("host-a") for server in world.servers)
+
+    run(test)
+
+
+def test_host_of_a_lost_server_is_unreachable_until_its_daemon_finds_another() -> None:
+    """Its running impact is not cancelled meanwhile, and runs only once."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        first = await daemon.take()
+        await world.expire(world.servers[0])
+        assert world.servers[1].is_unreachable("host-a")
+
+        daemon.server = world.servers[1]
+        work = await daemon.work()
+        assert work["cancel"] == []
+        await world.settle()
+        again = await daemon.take()
+        assert (again["event_id"], again["tries"]) == (first["event_id"], 2)
+        assert not world.servers[1].is_unreachable("host-a")
+        assert await daemon.finish(again) == 1
+        assert len(await world.history("impacted")) == 1
+
+    run(test)
+
+
+def test_server_without_a_lease_serves_no_daemon() -> None:
+    """It could not record a result. The daemon tries another server."""
+
+    async def test(world: World) -> None:
+        await world.expire(world.servers[0])
+        daemon = Daemon(world, "host-a")
+        refused = await daemon.call("POST", "work", json={"session": "s1"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+
+    run(test)
+
+
+def test_other_hosts_use_the_platform_of_the_server() -> None:
+    async def test(world: World) -> None:
+        await world.servers[0].operations.apply(parse(PLAIN, "fleet"), by="test")
+        await world.settle()
+        await world.servers[0].operations.restart("old-0", by="ann")
+        await world.pass_time(SECOND)
+        asked = [vm for server in world.servers for vm in server.local.asked]
+        assert asked == ["old-0"]
+
+    run(test)
+
+
+def test_forgotten_host_is_unmanaged_and_keeps_its_vms() -> None:
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        root = {"authorization": f"Bearer fw_root_{world.secret}"}
+        client = world.servers[0].client
+        response = await client.delete("/api/v1/hosts/host-a/daemon", headers=root)
+        assert response.status_code == 409
+        assert response.json()["message"] == "the daemon of host-a is connected; stop it first"
+        response = await client.delete("/api/v1/hosts/host-x/daemon", headers=root)
+        assert (response.status_code, response.json()["error"]) == (404, "unknown_host")
+        await world.pass_time(16 * SECOND)
+        shown = (await client.get("/api/v1/hosts/host-a", headers=root)).json()
+        assert (shown["state"], shown["daemon"]["is_connected"]) == ("unreachable", False)
+        await world.restart("web-0")
+
+        response = await client.delete("/api/v1/hosts/host-a/daemon", headers=root)
+        assert response.json() == {"host": "host-a"}
+        await world.pass_time(SECOND)
+        shown = (await client.get("/api/v1/hosts/host-a", headers=root)).json()
+        assert (shown["state"], shown["daemon"], shown["vms"]) == ("unmanaged", None, ["web-0"])
+        assert [vm for server in world.servers for vm in server.local.asked] == ["web-0"]
+
+    run(test)
+
+
+def test_vms_of_unreachable_hosts_are_counted_and_count_as_unavailable() -> None:
+    async def test(world: World) -> None:
+        alive = await world.daemon("host-a", reported("web-0", scope="web"))
+        await world.daemon("host-b", reported("web-1", scope="web"), server=1)
+        server = world.servers[0]
+        [summary] = server.service.campaigns.fleet.scopes_on("host-a") or []
+        assert (summary.down, server.hosts.managed.count_unreachable()) == (set(), 0)
+        await world.pass_time(16 * SECOND, alive)
+        [summary] = server.service.campaigns.fleet.scopes_on("host-a") or []
+        assert (summary.down, server.hosts.managed.count_unreachable()) == ({"web-1"}, 1)
+        await world.expire(world.servers[0])
+        assert world.servers[1].hosts.managed.count_unreachable() == 2
+
+    run(test)
+
+
+def test_move_goes_to_the_host_with_most_free_memory_that_answers() -> None:
+    """Of those without a VM of the scope; a VM that is on its way counts there already."""
+
+    async def test(world: World) -> None:
+        source = await world.daemon(
+            "host-a",
+            reported("web-0", scope="web"),
+            reported("db-0"),
+            reported("big", memory_bytes=9 * GIB),
+        )
+        await source.report(
+            reported("web-0", scope="web"), reported("db-0"), reported("big", memory_bytes=9 * GIB)
+        )
+        second = await world.daemon("host-b", reported("web-1", scope="web"))
+        third = Daemon(world, "host-c")
+        third.server = world.servers[1]
+        await third.report(memory_bytes=8 * GIB)
+        operations = world.servers[0].operations
+        targets = {}
+        for vm in ("web-0", "db-0", "big"):
+            await operations.redeploy(vm, by="ann")
+            await world.settle()
+            impact = await source.take()
+            targets[vm] = impact["targets"]
+        assert targets == {
+            "web-0": ["host-c", "host-b"],
+            "db-0": ["host-b", "host-c"],
+            "big": ["host-b"],
+        }
+        assert await second.work() == {"impacts": [], "cancel": []}
 
     run(test)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind
 from forewarn.core.lifecycle import is_enabled
 from forewarn.engine.board import Board
 from forewarn.engine.engine import Engine
+from forewarn.engine.managed_hosts import ManagedHosts
 from forewarn.engine.operations import Difference, ScopedEvent
 from forewarn.fleetfile.parser import format_budget
 from forewarn.web.control.dependencies import PageRequest
@@ -124,6 +125,13 @@ class VmView(msgspec.Struct, frozen=True):
     seen_at: datetime | None
 
 
+class DaemonView(msgspec.Struct, frozen=True):
+    """The daemon of a managed host, and since when it is connected or not."""
+
+    is_connected: bool
+    since: datetime
+
+
 class HostView(msgspec.Struct, frozen=True):
     """A host, its VMs, and the ids of the events that name any of them."""
 
@@ -131,6 +139,8 @@ class HostView(msgspec.Struct, frozen=True):
     vms: tuple[str, ...]
     scopes: tuple[str, ...]
     events: tuple[str, ...]
+    state: Literal["connected", "unreachable", "unmanaged"]
+    daemon: DaemonView | None
 
 
 class ScopeList(Paged, frozen=True):
@@ -249,11 +259,15 @@ def vm_views(engine: Engine, names: Sequence[str]) -> Iterator[VmView]:
     return (views[name] for name in names if name in views)
 
 
-def host_view(board: Board, name: str) -> HostView:
+def host_view(board: Board, managed: ManagedHosts, name: str) -> HostView:
     scopes = [published.scope for published in board.scopes_on(name)]
-    vms = board.hosts[name]
+    vms, record = board.hosts[name], managed.find(name)
+    is_connected = not managed.is_unreachable(name)
+    managed_state: Any = "connected" if is_connected else "unreachable"
     return HostView(
         name=name,
+        state=managed_state if record else "unmanaged",
+        daemon=DaemonView(is_connected, record.since) if record else None,
         vms=tuple(sorted(vms)),
         scopes=tuple(scope.name for scope in scopes),
         events=tuple(
@@ -265,8 +279,8 @@ def host_view(board: Board, name: str) -> HostView:
     )
 
 
-async def host_list(board: Board, request: PageRequest) -> HostList:
+async def host_list(board: Board, managed: ManagedHosts, request: PageRequest) -> HostList:
     def build(names: Sequence[str]) -> Iterator[HostView]:
-        return (host_view(board, name) for name in names if name in board.hosts)
+        return (host_view(board, managed, name) for name in names if name in board.hosts)
 
     return await build_page(HostList, board.known_hosts, name_key, build, request)

@@ -160,7 +160,7 @@ def test_lists_stay_in_order_while_the_fleet_changes() -> None:
             await views.scope_list(world.engine, PageRequest(99)),
         )
         hosts, events = (
-            await views.host_list(board, PageRequest(99)),
+            await views.host_list(board, world.service.hosts.managed, PageRequest(99)),
             await views.event_list(board, PageRequest(99)),
         )
         assert [vms.total, scopes.total, hosts.total, events.total] == [

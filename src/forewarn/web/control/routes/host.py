@@ -4,9 +4,9 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
-from litestar import Controller, get, post
+from litestar import Controller, delete, get, post
 from litestar.params import JSONBody
-from litestar.status_codes import HTTP_202_ACCEPTED
+from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 
 from forewarn import errors
 from forewarn.core.event import Cause, EventType
@@ -30,6 +30,10 @@ class Maintenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: Annotated[str | None, DESCRIPTION] = None
 
 
+class ForgottenHost(msgspec.Struct, frozen=True):
+    host: str
+
+
 class HostController(Controller):
     path = "/api/v1/hosts"
     tags = ("Hosts",)
@@ -37,13 +41,20 @@ class HostController(Controller):
     @get("/")
     async def list_hosts(self, call: Call, page: Page) -> HostList:
         """All hosts that have VMs or are declared in the fleet file, by name."""
-        return await views.host_list(call.service.engine.board, page)
+        service = call.service
+        return await views.host_list(service.engine.board, service.hosts.managed, page)
 
     @get("/{host:str}", errors=(errors.UnknownHost,))
     async def show_host(self, host: Name, call: Call) -> HostView:
         """A host, its VMs, and the ids of the events that name any of them."""
-        engine = call.service.engine
-        return await engine.look_up(lambda: views.host_view(engine.board, host))
+        engine, managed = call.service.engine, call.service.hosts.managed
+        return await engine.look_up(lambda: views.host_view(engine.board, managed, host))
+
+    @delete("/{host:str}/daemon", status_code=HTTP_200_OK, errors=(errors.UnknownHost,))
+    async def forget_daemon(self, host: Name, call: Call) -> ForgottenHost:
+        """Removes a host daemon that is gone for good. Its VMs stay in the fleet."""
+        await call.service.hosts.forget(host, by=call.by)
+        return ForgottenHost(host)
 
     @post("/{host:str}/maintain", status_code=HTTP_202_ACCEPTED, errors=HOST_ERRORS)
     async def maintain_host(

@@ -78,6 +78,9 @@ class ServiceCollector(Collector):
         text = "Running VMs without a poll for an hour, in scopes that were polled within a day."
         yield _gauge("vms_silent", text, engine.last_polls.silent_count)
         yield _gauge("hosts", "Hosts of the fleet.", len(board.known_hosts))
+        text = "Managed hosts whose daemon has no contact with any server."
+        unreachable = self._service.hosts.managed.count_unreachable()
+        yield _gauge("hosts_unreachable", text, unreachable)
         text = "Records of a newer version, or damaged: read-only here."
         yield _gauge("records_unreadable", text, len(engine.unreadable))
         text = "Difference between the machine's clock and ours after a jump."

@@ -1,0 +1,345 @@
+"""The fleet follows what host daemons report, and nothing else of it changes."""
+
+from typing import Any
+
+import pytest
+
+from forewarn.core.fleet import Power, ScopeKind
+from forewarn.fleetfile.parser import parse
+from tests.unit.engine.hostd_world import GIB, SECOND, World, reported, run, vm_id
+
+MAC = "52:54:00:00:00:01"
+NAME = "a name of 1 to 128 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
+UNIQUE = 'expected unique names, or metadata with ignore="yes" for one'
+OTHER_SCOPE = "expected metadata with another kind or scope"
+FLEET = b"""
+scopes:
+  - name: web
+    kind: scale-set
+    policy: {approval: all}
+    vms:
+      - {name: web-0, host: host-a, update_domain: 3, instance: {location: here}}
+      - {name: web-9, host: host-z, update_domain: 4}
+"""
+
+
+def shape(world: World) -> dict[str, list[str]]:
+    """The VMs of each scope with their host, as the server knows it that was not called."""
+    scopes = world.servers[1].board.scopes
+    return {
+        name: [f"{vm.name}@{vm.host}" for vm in published.scope.vms]
+        for name, published in scopes.items()
+    }
+
+
+def test_vms_join_the_scope_of_their_metadata_or_one_of_their_own() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon(
+            "host-a",
+            reported("web-0", scope="web", update_domain=1, fault_domain=2, mac=MAC),
+            reported("web-1", scope="web", kind="scale-set", addresses=["10.0.0.2", "10.0.0.3"]),
+            reported("solo", power="stopped"),
+        )
+        assert shape(world) == {"web": ["web-0@host-a", "web-1@host-a"], "solo": ["solo@host-a"]}
+        server = world.servers[1]
+        assert [server.scope(name).kind for name in ("web", "solo")] == [
+            ScopeKind.SCALE_SET,
+            ScopeKind.VM,
+        ]
+        web_0, web_1 = server.scope("web").vms
+        assert (web_0.id, web_0.update_domain, web_0.fault_domain) == (vm_id("web-0"), 1, 2)
+        assert web_0.instance.mac == MAC
+        assert web_1.address == "10.0.0.2"
+        assert (server.vm("solo").power, web_0.power) == (Power.STOPPED, Power.RUNNING)
+        joined = await world.history("joined")
+        assert {(e.vm, e.host, e.by) for e in joined} == {
+            (vm, "host-a", "token host-a") for vm in ("web-0", "web-1", "solo")
+        }
+        assert await daemon.report() == {"vms": 0, "problems": []}
+        assert shape(world) == {"web": []}
+        assert {e.vm for e in await world.history("left")} == {"web-0", "web-1", "solo"}
+
+    run(test)
+
+
+def test_known_vms_keep_their_scope_and_the_vms_of_other_hosts_stay() -> None:
+    """As with `fleet sync`: metadata that is not there overrides nothing."""
+
+    async def test(world: World) -> None:
+        await world.servers[0].operations.apply(parse(FLEET, "fleet"), by="test")
+        await world.daemon("host-a", reported("web-0"))
+        assert shape(world) == {"web": ["web-0@host-a", "web-9@host-z"]}
+        scope = world.servers[1].scope("web")
+        assert (scope.policy.approval, scope.kind) == ("all", ScopeKind.SCALE_SET)
+        vm = scope.vms[0]
+        assert (vm.id, vm.update_domain, vm.instance.location) == (vm_id("web-0"), 3, "here")
+
+    run(test)
+
+
+def test_same_report_writes_nothing() -> None:
+    async def test(world: World) -> None:
+        vms = [reported("web-0", scope="web"), reported("solo", power="stopped")]
+        daemon = await world.daemon("host-a", *vms)
+        revision = (await world.store.get("nothing")).revision
+        assert await daemon.report(*vms) == {"vms": 2, "problems": []}
+        await world.servers[0].hosts._merge(
+            "host-a", world.servers[0].hosts._sessions["host-a"], ""
+        )
+        assert (await world.store.get("nothing")).revision == revision
+
+    run(test)
+
+
+def test_power_follows_and_is_in_the_history() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await daemon.report(reported("web-0", power="stopped"))
+        assert world.servers[1].vm("web-0").power is Power.STOPPED
+        await daemon.report(reported("web-0"))
+        assert world.servers[1].vm("web-0").power is Power.RUNNING
+        updates = [e.detail for e in await world.history("updated") if e.vm]
+        assert updates == ["running to stopped", "stopped to running"]
+
+    run(test)
+
+
+def test_deallocated_vm_stays_deallocated_until_it_is_restarted() -> None:
+    """Its domain is still defined; a late report must not bring it back either."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        operations = world.servers[0].operations
+        placed = await operations.evict("web-0", by="ann")
+        assert placed is not None
+        await operations.approve(placed.event.id, by="ann")
+        await world.settle()
+        assert await daemon.finish(await daemon.take()) == 1
+        for power in ("running", "stopped"):
+            await daemon.report(reported("web-0", power=power))
+            assert world.servers[1].vm("web-0").power is Power.DEALLOCATED
+        await world.restart("web-0")
+        assert await daemon.finish(await daemon.take()) == 1
+        assert world.servers[1].vm("web-0").power is Power.RUNNING
+
+    run(test)
+
+
+def test_vm_under_impact_stays_as_it_is_and_is_looked_at_afterwards() -> None:
+    """A reboot stops a VM for a moment, and a deletion undefines it: the result counts."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0", scope="web"), reported("solo"))
+        await world.restart("solo")
+        impact = await daemon.take()
+        await daemon.report(
+            reported("web-0", scope="web"),
+            {**reported("solo", power="stopped", scope="web", update_domain=7), "name": "other"},
+        )
+        assert shape(world) == {"web": ["web-0@host-a"], "solo": ["solo@host-a"]}
+        assert world.servers[1].vm("solo").power is Power.RUNNING
+        await daemon.report(reported("web-0", scope="web"))
+        assert "solo" in shape(world)
+
+        assert await daemon.finish(impact) == 1
+        await world.pass_time(61 * SECOND, daemon)
+        assert shape(world) == {"web": ["web-0@host-a"]}
+
+    run(test)
+
+
+def test_update_domain_and_kind_are_fixed_while_an_event_is_pending() -> None:
+    """The VMs of an event share one update domain. The other changes are applied at once."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0", scope="web"))
+        await world.poll("web")
+        placed = await world.servers[0].operations.restart("web-0", by="ann")
+        assert placed is not None
+        changed = reported(
+            "web-0", scope="web", kind="scale-set", update_domain=2, addresses=["10.0.0.9"]
+        )
+        await daemon.report(changed)
+        scope = world.servers[1].scope("web")
+        assert (scope.kind, scope.vms[0].update_domain) == (ScopeKind.AVAILABILITY_SET, 0)
+        assert scope.vms[0].address == "10.0.0.9"
+
+        await world.servers[0].operations.cancel(placed.event.id, by="ann")
+        await world.pass_time(61 * SECOND, daemon)
+        scope = world.servers[1].scope("web")
+        assert (scope.kind, scope.vms[0].update_domain) == (ScopeKind.SCALE_SET, 2)
+
+    run(test)
+
+
+# --- a VM on two hosts
+
+
+def test_vm_that_an_admin_moves_belongs_where_it_runs() -> None:
+    """While it moves, both hosts run it; at the end the source has it no longer, or stopped."""
+
+    async def test(world: World) -> None:
+        source = await world.daemon("host-a", reported("web-0", scope="web"))
+        target = await world.daemon("host-b", reported("web-0", scope="web"), server=1)
+        assert shape(world) == {"web": ["web-0@host-a"]}
+        await source.report(reported("web-0", scope="web", power="stopped"))
+        assert shape(world) == {"web": ["web-0@host-b"]}
+        assert world.servers[0].vm("web-0").power is Power.RUNNING
+        await source.report()
+        assert shape(world) == {"web": ["web-0@host-b"]}
+        (moved,) = await world.history("moved")
+        assert (moved.vm, moved.host_before, moved.host) == ("web-0", "host-a", "host-b")
+
+        await target.report(reported("web-0", scope="web", power="stopped"))
+        await source.report(reported("web-0", scope="web", power="stopped"))
+        assert shape(world) == {"web": ["web-0@host-b"]}
+        await target.report()
+        assert shape(world) == {"web": ["web-0@host-a"]}
+        assert [e.vm for e in await world.history("left")] == []
+
+    run(test)
+
+
+def test_source_that_has_lost_its_vm_first_does_not_delete_it() -> None:
+    async def test(world: World) -> None:
+        source = await world.daemon("host-a", reported("web-0", scope="web"))
+        await world.daemon("host-b", reported("web-0", scope="web"), server=1)
+        await source.report()
+        assert shape(world) == {"web": ["web-0@host-b"]}
+
+    run(test)
+
+
+@pytest.mark.parametrize("order", ["result first", "target first", "source first"])
+def test_inventory_does_not_fight_with_a_redeploy(order: str) -> None:
+    """The reports of both hosts and the result arrive in any order; the VM is never lost."""
+
+    async def test(world: World) -> None:
+        source = await world.daemon("host-a", reported("web-0", scope="web"))
+        target = await world.daemon("host-b", server=1)
+        await world.servers[0].operations.redeploy("web-0", by="ann")
+        await world.settle()
+        impact = await source.take()
+        assert impact["targets"] == ["host-b"]
+        steps: dict[str, Any] = {
+            "result first": lambda: source.finish(impact, host="host-b"),
+            "target first": lambda: target.report(reported("web-0", scope="web")),
+            "source first": source.report,
+        }
+        for step in (order, *(each for each in steps if each != order)):
+            await steps[step]()
+            assert len(shape(world)["web"]) == 1
+        assert shape(world) == {"web": ["web-0@host-b"]}
+        assert await world.history("left") == []
+        (moved,) = await world.history("moved")
+        assert moved.host == "host-b"
+
+    run(test)
+
+
+@pytest.mark.parametrize("operation", ["redeploy", "restart"])
+def test_vm_of_a_lost_host_that_runs_elsewhere_is_there(operation: str) -> None:
+    """A waiting impact that was to move it is done; another one runs where the VM is now."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0", scope="web"))
+        await world.pass_time(16 * SECOND)
+        await getattr(world.servers[0].operations, operation)("web-0", by="ann")
+        await world.settle()
+        rescue = await world.daemon("host-b", reported("web-0", scope="web"))
+        assert shape(world) == {"web": ["web-0@host-b"]}
+        if operation == "redeploy":
+            (done,) = await world.history("impacted")
+            assert done.detail == "found running on host-b"
+            assert (await rescue.work())["impacts"] == []
+        else:
+            assert await rescue.finish(await rescue.take()) == 1
+
+    run(test)
+
+
+def test_vm_that_a_running_impact_of_a_lost_host_had_moved_is_found() -> None:
+    async def test(world: World) -> None:
+        source = await world.daemon("host-a", reported("web-0", scope="web"))
+        await world.servers[0].operations.redeploy("web-0", by="ann")
+        await world.settle()
+        impact = await source.take()
+        target = await world.daemon("host-b", reported("web-0", scope="web"), server=1)
+        assert shape(world) == {"web": ["web-0@host-a"]}
+        await world.pass_time(70 * SECOND, target)
+        assert shape(world) == {"web": ["web-0@host-b"]}
+        assert [e.detail for e in await world.history("impacted")] == ["found running on host-b"]
+        source.session = "s2"
+        source.running = [{"event_id": impact["event_id"], "vm": "web-0", "tries": 1}]
+        assert (await source.work())["cancel"] == source.running
+
+    run(test)
+
+
+# --- what does not fit
+
+
+PROBLEMS = f"""
+VM 'known': kind: expected one of availability-set, cloud-service, scale-set, vm, got 'herd'
+VM '../../etc': name: expected {NAME}, got '../../etc'
+VM 'x\\nforged': name: expected {NAME}, got 'x\\nforged'
+VM 'no-id': id: expected a UUID, got '7'
+VM 'domain': update_domain: expected a whole number from 0 to 99, got 100
+VM 'address': addresses: 'here' does not appear to be an IPv4 or IPv6 address
+two VMs are named 'taken': {vm_id("other")} on host-a and {vm_id("taken")} on host-b; {UNIQUE}
+domain 'web' names no scope, and a scope 'web' already exists; expected metadata with a scope
+scope 'single' is of the kind vm, which has one VM, not single, alien; {OTHER_SCOPE}
+"""
+
+
+def test_vm_that_does_not_fit_is_named_and_the_others_are_applied() -> None:
+    async def test(world: World) -> None:
+        await world.daemon("host-b", reported("taken"))
+        daemon = await world.daemon("host-a", reported("known", scope="web"), reported("single"))
+        answer = await daemon.report(
+            reported("good", scope="web"),
+            {**reported("known"), "kind": "herd"},
+            reported("../../etc"),
+            reported("x\nforged"),
+            {**reported("no-id"), "id": "7"},
+            reported("domain", update_domain=100),
+            reported("address", addresses=["here"]),
+            {**reported("taken"), "id": vm_id("other")},
+            reported("web"),
+            reported("single"),
+            reported("alien", scope="single"),
+        )
+        assert answer["vms"] == 5
+        assert all("\n" not in problem for problem in answer["problems"])
+        assert sorted(answer["problems"]) == sorted(PROBLEMS.strip().splitlines())
+        assert shape(world) == {
+            "taken": ["taken@host-b"],
+            "web": ["known@host-a", "good@host-a"],
+            "single": ["single@host-a"],
+        }
+
+    run(test)
+
+
+def test_fleet_that_is_applied_without_the_vms_of_a_daemon_gets_them_back() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0", scope="web"))
+        await world.servers[1].operations.apply(parse(b"scopes: []", "fleet"), by="ann")
+        await world.settle()
+        assert shape(world) == {}
+        await world.pass_time(61 * SECOND, daemon)
+        assert shape(world) == {"web": ["web-0@host-a"]}
+        assert world.servers[0].board.hosts["host-a"] == {"web-0"}
+        assert [e.detail for e in await world.history("updated") if "declared" in e.detail] == []
+
+    run(test)
+
+
+def test_free_memory_is_that_of_the_vms_that_run() -> None:
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"), reported("off", power="stopped"))
+        record = world.servers[1].hosts.managed.find("host-a")
+        assert record is not None
+        assert record.free_bytes == 63 * GIB
+
+    run(test)
