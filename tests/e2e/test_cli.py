@@ -110,7 +110,7 @@ def test_fleet_is_exported_checked_and_applied(tmp_path: Path) -> None:
         file.write_text(service.forewarn("fleet", "export").stdout)
         checked = forewarn("fleet", "check", str(file))
         same = service.forewarn("fleet", "apply", str(file))
-        file.write_text(FLEET.replace("web-1", "web-2"))
+        file.write_text(FLEET.replace("web-1", "web-2").replace("127.0.0.1", "127.0.0.9"))
         dry = service.forewarn("fleet", "apply", str(file), "--dry-run")
         unchanged = service.forewarn("vm", "show", "web-1")
         applied = service.forewarn("fleet", "apply", str(file), "--json")
@@ -119,14 +119,14 @@ def test_fleet_is_exported_checked_and_applied(tmp_path: Path) -> None:
     assert checked.stdout == f"{file}: OK, 1 scopes with 2 VMs\n"
     assert same.stdout == "no changes\n"
     assert (
-        dry.stdout
-        == "changed: web\nvms joined: web-2\nvms left: web-1\ndry run: nothing was changed\n"
+        dry.stdout == "changed: web\nvms joined: web-2\nvms left: web-1\n"
+        "VM web-0: address 127.0.0.1 -> 127.0.0.9\ndry run: nothing was changed\n"
     )
     assert unchanged.returncode == 0
     assert json.loads(applied.stdout)["vms_left"] == ["web-1"]
     assert [line.split() for line in shown.stdout.splitlines()] == [
         ["SCOPE", "KIND", "NAME", "UPDATE", "DOMAIN", "HOST", "ADDRESS"],
-        ["web", "availability-set", "web-0", "0", "host-a", "127.0.0.1"],
+        ["web", "availability-set", "web-0", "0", "host-a", "127.0.0.9"],
         ["web", "availability-set", "web-2", "1", "host-b", "127.0.0.2"],
     ]
 

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from forewarn.core.change import ChangeKind
+from tests.builders import guid
 from tests.e2e.cli_service import forewarn
 from tests.e2e.history_file import changes_in
 from tests.e2e.service import Service, running
@@ -132,6 +133,7 @@ def test_sync_shows_changes_and_applies_them(tmp_path: Path) -> None:
             "vms joined: web-0, web-1",
             "vms left: lost",
             "hosts added: host-a",
+            f'VM test: id "" -> {guid(3).lower()}, instance.mac "" -> 52:54:00:00:00:03',
             "dry run: nothing was changed",
         ]
         assert (

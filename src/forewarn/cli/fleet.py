@@ -1,5 +1,6 @@
 """`forewarn fleet`: the fleet as a file."""
 
+import json
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +12,7 @@ from forewarn.cli.api import ControlClient, api_command, connect
 from forewarn.cli.exit_codes import needs_extra
 from forewarn.cli.files import read_file
 from forewarn.cli.options import Json, read_config, with_options
-from forewarn.cli.output import show_json, show_list
+from forewarn.cli.output import printable, show_json, show_list
 from forewarn.config import Config
 from forewarn.errors import FleetChanged, Invalid
 
@@ -35,6 +36,7 @@ COLUMNS = ("scope", "kind", "name", "update_domain", "host", "address")
 VM_DEFAULTS = {"update_domain": 0, "host": "", "address": ""}
 SYNC_TRIES_MAX = 5
 FILE_BYTES_MAX = 64 * 1024 * 1024
+FIELD_SHOWN_MAX = 60
 
 
 def show_fleet(fleet: Mapping[str, Any]) -> None:
@@ -50,11 +52,25 @@ def show_difference(response: Mapping[str, Any]) -> None:
     lines = [
         f"{name.replace('_', ' ')}: {', '.join(names)}"
         for name, names in response.items()
-        if name != "dry_run" and names
+        if name not in ("dry_run", "details") and names
     ]
+    lines += [_format_item(item) for item in response.get("details", ())]
     print("\n".join(lines) or "no changes")
     if lines and response["dry_run"]:
         print("dry run: nothing was changed")
+
+
+def _format_item(item: Mapping[str, Any]) -> str:
+    fields = ", ".join(
+        f"{one['field']} {_format_field(one['before'])} -> {_format_field(one['after'])}"
+        for one in item["fields"]
+    )
+    return f"VM {item['vm']}: {fields}" if item["vm"] else f"scope {item['scope']}: {fields}"
+
+
+def _format_field(value: object) -> str:
+    text = value if isinstance(value, str) and value else json.dumps(value)
+    return printable(text if len(text) <= FIELD_SHOWN_MAX else text[:FIELD_SHOWN_MAX] + "…")
 
 
 @api_command(app, show_fleet)

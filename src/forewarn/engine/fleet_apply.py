@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +20,13 @@ from forewarn.engine.record_cache import ABSENT, kind_of
 from forewarn.engine.replica import SCOPE_KEY, SEEN_KEY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import FleetChanged, Invalid, Unavailable
-from forewarn.fleetfile.parser import Fleet, compute_etag, dump_json
+from forewarn.fleetfile.parser import (
+    FieldChange,
+    Fleet,
+    compare_fields,
+    compute_etag,
+    dump_json,
+)
 from forewarn.store.base import COMMIT_BYTES_MAX, VALUE_BYTES_MAX, WRITES_MAX
 
 VMS_PER_TURN_MAX = 300
@@ -37,6 +43,7 @@ in an impact that fails, in Resources and in approvals.
 RECORDS_PER_COMMIT_MAX = WRITES_MAX - 3
 """How many records of scopes and their polls: the fleet, declared hosts and the floor are three."""
 HOSTS_PER_RECORD = 500
+DETAILS_MAX = 1_000
 
 Commands = list[tuple[str, Command]]
 
@@ -49,8 +56,19 @@ class Batch(NamedTuple):
     changes: Sequence[Change] = ()
 
 
+class ChangedItem(msgspec.Struct, frozen=True):
+    """What changes about a scope that stays, or about a VM of it; `vm` is empty for the scope."""
+
+    scope: str
+    vm: str
+    fields: tuple[FieldChange, ...]
+
+
 class Difference(msgspec.Struct, frozen=True):
-    """What an apply changes: names of scopes, of VMs and of declared hosts."""
+    """What an apply changes: names of scopes, of VMs and of declared hosts.
+
+    `details` has the fields that change, of at most 1,000 scopes and VMs.
+    """
 
     added: tuple[str, ...]
     changed: tuple[str, ...]
@@ -59,6 +77,7 @@ class Difference(msgspec.Struct, frozen=True):
     vms_left: tuple[str, ...]
     hosts_added: tuple[str, ...]
     hosts_removed: tuple[str, ...]
+    details: tuple[ChangedItem, ...]
 
 
 class FleetApplier:
@@ -192,7 +211,7 @@ class FleetApplier:
         engine, board, turns = self._engine, self._engine.board, _Turns()
         retired, losing, gaining, arriving = (Commands() for _ in range(4))
         added, changed, joined, left = (SortedList() for _ in range(4))
-        wanted, coming = set[str](), set[str]()
+        wanted, coming, details = set[str](), set[str](), list[ChangedItem]()
         for scope in fleet.scopes:
             await turns.pass_after(3 + len(scope.vms))
             wanted.add(scope.name)
@@ -205,6 +224,7 @@ class FleetApplier:
                 continue
             check_size(before, after)
             (changed if published else added).add(scope.name)
+            details += islice(self._details(before, after), DETAILS_MAX - len(details))
             names = {vm.name for vm in vms}
             coming |= names
             joined.update(name for name in names if name not in board.vms)
@@ -234,8 +254,22 @@ class FleetApplier:
             vms_left=tuple(left),
             hosts_added=tuple(sorted({*fleet.hosts} - declared)),
             hosts_removed=tuple(sorted(declared - {*fleet.hosts})),
+            details=tuple(details),
         )
         return [*gaining, *losing, *retired], arriving, difference
+
+    def _details(self, before: Scope, after: Scope) -> Iterator[ChangedItem]:
+        """The fields that change, of the scope and of its VMs that exist, also in another scope."""
+        board, known = self._engine.board, {vm.name: vm for vm in before.vms}
+        if after.name in board.scopes and (fields := compare_fields(before, after)):
+            yield ChangedItem(after.name, "", tuple(fields))
+        for vm in after.vms:
+            old, fields = known.get(vm.name), []
+            if old is None and vm.name in board.vms:
+                home = board.vms[vm.name].scope
+                old, fields = home.vm(vm.name), [FieldChange("scope", home.name, after.name)]
+            if old is not None and (fields := [*fields, *compare_fields(old, vm)]):
+                yield ChangedItem(after.name, vm.name, tuple(fields))
 
     def _free(self, scope: str, vms: Sequence[Vm]) -> Iterator[Vm]:
         """The VMs of a scope, without what present VMs of other scopes have."""

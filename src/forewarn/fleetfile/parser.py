@@ -252,3 +252,29 @@ _DUMPERS: dict[str, Callable[[Any], object]] = {
     "terminate_notice": _format_notice,
     "max_unavailable": format_budget,
 }
+
+
+class FieldChange(msgspec.Struct, frozen=True):
+    """A field whose value changes, as a fleet file writes it."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+def compare_fields(before: msgspec.Struct, after: msgspec.Struct) -> list[FieldChange]:
+    """What differs between two scopes or two VMs. The VMs of a scope are not compared."""
+    changes = list[FieldChange]()
+    for name in _ENTRIES[type(after)].__struct_fields__:
+        old, new = getattr(before, name), getattr(after, name)
+        if name == "vms" or old == new:
+            continue
+        if type(new) in _ENTRIES:
+            inner = compare_fields(old, new)
+            changes += [FieldChange(f"{name}.{one.field}", one.before, one.after) for one in inner]
+        else:
+            old, new = (
+                _DUMPERS[name](value) if name in _DUMPERS else value for value in (old, new)
+            )
+            changes.append(FieldChange(name, old, new))
+    return changes

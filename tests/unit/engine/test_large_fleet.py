@@ -26,11 +26,12 @@ from forewarn.core.fleet import Approval, Policy, Scope, ScopeKind, Vm
 from forewarn.core.machine import Group, decide
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
+from forewarn.engine.fleet_apply import ChangedItem
 from forewarn.engine.operations import Difference, Operations
 from forewarn.engine.record import SCOPE
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.errors import Invalid
-from forewarn.fleetfile.parser import Fleet
+from forewarn.fleetfile.parser import FieldChange, Fleet
 from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import VALUE_BYTES_MAX, Write
 from forewarn.store.memory import MemoryStore
@@ -133,6 +134,7 @@ def test_vm_that_changes_scopes_neither_joins_nor_leaves() -> None:
             vms_left=("c", "d"),
             hosts_added=(),
             hosts_removed=(),
+            details=(ChangedItem("two", "b", (FieldChange("scope", "one", "two"),)),),
         )
         assert await service.apply(wanted, by="test", dry_run=True) == expected
         assert await service.apply(wanted, by="test") == expected

@@ -173,7 +173,9 @@ class HostEvents(msgspec.Struct, frozen=True):
 
 
 class DifferenceView(Difference, frozen=True):
-    """What applying a fleet changed, or with `dry_run` would change: names of scopes and VMs."""
+    """What applying a fleet changed, or with `dry_run` would change: names of scopes and VMs, and
+    of those that stay the fields that change, at most 1,000 scopes and VMs.
+    """
 
     dry_run: bool
 

@@ -339,6 +339,7 @@ def test_fleet_can_be_read_and_put_back() -> None:
             "vms_left",
             "hosts_added",
             "hosts_removed",
+            "details",
         )
         nothing = {**{name: [] for name in names}, "dry_run": False}
 
@@ -366,6 +367,13 @@ def test_dry_run_returns_the_difference_and_changes_nothing() -> None:
             "changed": ["web"],
             "removed": ["shop"],
             "vms_joined": ["web-2"],
+            "details": [
+                {
+                    "scope": "web",
+                    "vm": "web-0",
+                    "fields": [{"field": "address", "before": "10.0.0.10", "after": ""}],
+                }
+            ],
         }
         hosts = {"hosts_added": [], "hosts_removed": ["host-c"]}
         left = {"vms_left": ["BackEnd_IN_0", "FrontEnd_IN_0", "web-1"], **hosts}
@@ -379,6 +387,38 @@ def test_dry_run_returns_the_difference_and_changes_nothing() -> None:
             "dry_run": False
         }
         assert sorted(world.engine.board.scopes) == ["new", "web"]
+
+    main(act)
+
+
+def test_dry_run_says_what_changes_from_what_to_what() -> None:
+    """Of scopes and VMs that stay, also in another scope; as a fleet file writes it."""
+
+    async def act(world: World) -> None:
+        wanted = (
+            FLEET.replace(b"approval: all", b"approval: any, max_unavailable: 20%")
+            .replace(b"update_domain: 1, host: host-b}\n  - name", b"host: host-z}\n  - name")
+            .replace(b"      - {name: FrontEnd_IN_0, update_domain: 0, host: host-a}\n", b"")
+            .replace(
+                b"    vms:\n      - {name: web-0",
+                b"    vms:\n      - {name: FrontEnd_IN_0, "
+                b"host: host-a, instance: {size: big}}\n      - {name: web-0",
+            )
+        )
+        body = await world.json("PUT", "/api/v1/fleet?dry_run=true", content=wanted)
+
+        assert [
+            (item["scope"], item["vm"], [tuple(field.values()) for field in item["fields"]])
+            for item in body["details"]
+        ] == [
+            ("web", "FrontEnd_IN_0", [("scope", "shop", "web"), ("instance.size", "", "big")]),
+            ("web", "web-1", [("update_domain", 1, 0), ("host", "host-b", "host-z")]),
+            (
+                "shop",
+                "",
+                [("policy.approval", "all", "any"), ("policy.max_unavailable", None, "20%")],
+            ),
+        ]
 
     main(act)
 
