@@ -30,11 +30,11 @@ class ReportedVm(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Name
     id: VmId
-    mac: Mac | Literal[""] = ""
+    mac: Mac = msgspec.field(default_factory=str)
     addresses: tuple[Address, ...] = ()
     power: Literal["running", "stopped"] = "running"
     memory_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
-    scope: Name | Literal[""] = ""
+    scope: Name = msgspec.field(default_factory=str)
     kind: ScopeKind | None = None
     update_domain: Domain | None = None
     fault_domain: Domain | None = None
@@ -170,7 +170,7 @@ class Inventory:
 def _convert(values: dict[str, Any]) -> ReportedVm:
     """Invalid, in one line, if it is not a VM that can be in a fleet."""
     try:
-        vm = convert(values, ReportedVm)
+        vm = convert({name: each for name, each in values.items() if each != ""}, ReportedVm)
         addresses = tuple(str(ipaddress.ip_address(address)) for address in vm.addresses)
         return replace(vm, addresses=addresses)
     except FieldError as error:

@@ -42,6 +42,7 @@ from forewarn.errors import (
     Unavailable,
     UnknownHost,
 )
+from forewarn.fleetfile.schema import NameOrNothing
 from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Platform
 from forewarn.platform.placement import Candidate, rank_targets
 from forewarn.store.base import Lease
@@ -80,7 +81,7 @@ class RemoteResult(RunningImpact, frozen=True):
 
     problem: str = ""
     detail: str = ""
-    host: str = ""
+    host: NameOrNothing = ""
     is_back: bool = True
 
 

@@ -37,7 +37,15 @@ def vm_id(name: str) -> str:
 
 def reported(name: str, **more: Any) -> dict[str, Any]:
     """A VM as a daemon reports it."""
-    return {"name": name, "id": vm_id(name), "power": "running", "memory_bytes": GIB} | more
+    vm: dict[str, Any] = {"name": name, "id": vm_id(name), "power": "running", "memory_bytes": GIB}
+    empty: dict[str, Any] = {
+        "mac": "",
+        "addresses": [],
+        "scope": "",
+        "kind": None,
+        "update_domain": None,
+    }
+    return vm | empty | more
 
 
 class LocalPlatform:
@@ -97,12 +105,15 @@ class Daemon:
         self.server = world.servers[0]
 
     async def call(self, method: str, path: str, **more: Any) -> httpx.Response:
-        return await self.server.client.request(
-            method,
-            f"/api/v1/hosts/{self.host}/{path}",
-            headers={"authorization": f"Bearer fw_{self.host}_{self._world.secret}"},
-            **more,
-        )
+        url = self.url(path)
+        return await self.server.client.request(method, url, headers=self.headers, **more)
+
+    def url(self, path: str) -> str:
+        return f"/api/v1/hosts/{self.host}/{path}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer fw_{self.host}_{self._world.secret}"}
 
     async def report(self, *vms: dict[str, Any], memory_bytes: int = 64 * GIB) -> Any:
         body = {"session": self.session, "memory_bytes": memory_bytes, "vms": vms}

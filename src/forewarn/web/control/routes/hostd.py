@@ -23,7 +23,7 @@ IMPACTS_MAX = 1000
 WAIT_SECONDS_MAX = 30
 
 SessionId = Annotated[
-    str, msgspec.Meta(min_length=1, max_length=64, description="one run of the daemon")
+    str, msgspec.Meta(min_length=1, max_length=64, description="a text of 1 to 64 characters")
 ]
 SessionQuery = Annotated[str, QueryParameter(name="session", description="One run of the daemon.")]
 
