@@ -1,12 +1,15 @@
 """The fleet follows what host daemons report, and nothing else of it changes."""
 
+import json
 from typing import Any
 
 import pytest
 
 from forewarn.core.fleet import Power, ScopeKind
+from forewarn.engine.inventory import Inventory
 from forewarn.fleetfile.parser import parse
 from tests.unit.engine.hostd_world import GIB, SECOND, World, reported, run, vm_id
+from tests.work_count import Name, work_of
 
 MAC = "52:54:00:00:00:01"
 NAME = "a name of 1 to 128 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
@@ -341,5 +344,27 @@ def test_free_memory_is_that_of_the_vms_that_run() -> None:
         record = world.servers[1].hosts.managed.find("host-a")
         assert record is not None
         assert record.free_bytes == 63 * GIB
+
+    run(test)
+
+
+def test_work_of_a_report_does_not_grow_with_the_fleet() -> None:
+    """A fleet of 100,000 VMs changes somewhere every second."""
+
+    async def work_in(world: World, other_scopes: int) -> int:
+        scopes = [
+            {"name": f"s{n}", "vms": [{"name": Name(f"vm-{n}"), "host": f"other-{n % 100}"}]}
+            for n in range(other_scopes)
+        ]
+        fleet = parse(json.dumps({"scopes": scopes}).encode(), "fleet")
+        await world.servers[0].operations.apply(fleet, by="test")
+        server, daemon = world.servers[0], await world.daemon("host-a", reported("web-0"))
+        await daemon.report(reported("web-0", power="stopped"))
+        inventory = Inventory(server.engine, server.hosts.managed, "host-a", [reported("web-0")])
+        return await work_of(server.operations.merge(inventory.plan, by="test"))
+
+    async def test(world: World) -> None:
+        small = await work_in(world, 10)
+        assert await work_in(world, 1000) < 1.2 * small
 
     run(test)

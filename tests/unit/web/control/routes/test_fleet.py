@@ -279,6 +279,8 @@ def test_scopes_vms_and_hosts_reference_each_other() -> None:
             "vms": ["FrontEnd_IN_0", "web-0"],
             "scopes": ["shop", "web"],
             "events": [id_],
+            "state": "unmanaged",
+            "daemon": None,
         }
 
     main(act)
@@ -572,7 +574,7 @@ def test_every_operation_is_described_with_its_errors() -> None:
             for path, item in described["paths"].items()
             for verb, operation in item.items()
         }
-        assert len(operations) == 36
+        assert len(operations) == 41
         for name, operation in operations.items():
             assert operation["description"].endswith("."), name
             assert name.endswith(("/", "healthz")) or "400" in operation["responses"], name

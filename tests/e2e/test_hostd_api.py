@@ -1,0 +1,164 @@
+"""A host daemon against real servers: plain HTTP calls, as `forewarn hostd` makes them."""
+
+import hashlib
+import hmac
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pytest
+
+from tests.e2e.service import Service, call
+from tests.e2e.waiting import eventually
+from tests.etcd_cluster import shared_etcd
+
+WEB_0 = "6f1c0c1e-6d0b-5a7e-9d5c-0a4e5c2b7f10"
+VM = {"name": "web-0", "id": WEB_0, "scope": "web", "addresses": ["10.0.0.1"], "power": "running"}
+EMPTY = "scopes: []\n"
+
+
+class Host:
+    """A daemon on `kvm-1`, with `web-0`. `server` is the one that it talks to."""
+
+    def __init__(self, server: Service) -> None:
+        """The first token makes tokens required, so an admin's comes first."""
+        self.server = server
+        _, root = server.ask("POST", "/tokens", {"name": "root", "role": "admin"})
+        self.root = root["text"]
+        body = {"name": "kvm-1", "role": "host", "host": "kvm-1"}
+        _, token = server.ask("POST", "/tokens", body, token=self.root)
+        self.token = token["text"]
+        self.session = "s1"
+        self.running: list[dict[str, Any]] = []
+
+    def send(self, method: str, path: str, **body: Any) -> tuple[int, Any]:
+        content = {"session": self.session, **body}
+        return self.server.ask(method, f"/hosts/kvm-1/{path}", content, token=self.token)
+
+    def report(self, *vms: dict[str, Any]) -> Any:
+        status, answer = self.send("PUT", "inventory", vms=vms, memory_bytes=1 << 36)
+        assert status == 200, answer
+        return answer
+
+    def work(self, wait_seconds: float = 10) -> Any:
+        status, answer = self.send("POST", "work", running=self.running, wait_seconds=wait_seconds)
+        assert status == 200, answer
+        return answer
+
+    def finish(self, impact: dict[str, Any]) -> int:
+        keys = {"event_id": impact["event_id"], "vm": impact["vm"]["name"]}
+        result = {**keys, "tries": impact["tries"], "detail": "done by the daemon"}
+        status, answer = self.send("POST", "results", results=[result])
+        assert status == 200, answer
+        accepted: int = answer["accepted"]
+        return accepted
+
+    def poll(self) -> tuple[int, bytes]:
+        """A poll of `web-0` that the daemon relays."""
+        key = hashlib.sha256(self.token.rpartition("_")[2].encode()).hexdigest().encode()
+        headers = {
+            "Metadata": "true",
+            "X-Forewarn-Host": "kvm-1",
+            "X-Instance-ID": WEB_0,
+            "X-Instance-ID-Signature": hmac.digest(key, WEB_0.encode(), "sha256").hex(),
+        }
+        url = f"{self.server.metadata}/metadata/scheduledevents?api-version=2020-07-01"
+        return call("GET", url, headers=headers)
+
+    def state(self) -> str:
+        _, shown = self.server.ask("GET", "/hosts/kvm-1", token=self.root)
+        state: str = shown["state"]
+        return state
+
+
+def test_daemon_relays_polls_and_carries_out_what_was_announced(tmp_path: Path) -> None:
+    """The whole way over two listeners: report, poll, announce, approve, work, result."""
+    service = Service(tmp_path, fleet=EMPTY).start()
+    try:
+        host = Host(service)
+        assert host.poll()[0] == 403  # not reported yet
+        assert host.report(VM) == {"vms": 1, "problems": []}
+        status, document = host.poll()
+        assert (status, json.loads(document)["Events"]) == (200, [])
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(host.work)
+            _, placed = service.ask("POST", "/vms/web-0/restart", token=host.root)
+            event = placed["event"]["id"]
+            assert json.loads(host.poll()[1])["Events"][0]["EventId"] == event
+            service.ask("POST", f"/events/{event}/approve", {}, token=host.root)
+            (impact,) = waiting.result()["impacts"]
+        assert (impact["event_id"], impact["vm"]["id"]) == (event, WEB_0)
+        assert host.finish(impact) == 1
+        _, history = service.ask("GET", f"/history?event={event}", token=host.root)
+        done = [entry for entry in history["history"] if entry["what"] == "impacted"]
+        assert [entry["detail"] for entry in done] == ["done by the daemon"]
+        assert host.send("DELETE", "session?session=s1")[0] == 200
+        assert host.state() == "unreachable"
+        assert service.stop() == 0
+    finally:
+        service.kill()
+
+
+def test_host_is_unreachable_soon_after_the_connection_of_its_daemon_broke(tmp_path: Path) -> None:
+    """A daemon that was killed; its successor is refused until then, and accepted afterwards."""
+    service = Service(tmp_path, fleet=EMPTY).start()
+    try:
+        host = Host(service)
+        host.report(VM)
+        body = json.dumps({"session": "s1", "wait_seconds": 10})
+        address = urlsplit(service.control)
+        with socket.create_connection((address.hostname or "", address.port or 0)) as client:
+            client.sendall(
+                f"POST /api/v1/hosts/kvm-1/work HTTP/1.1\r\nHost: {address.netloc}\r\n"
+                f"Authorization: Bearer {host.token}\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+            )
+            client.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+        host.session = "s2"
+        assert host.send("POST", "work")[0] == 409
+        assert host.state() == "connected"
+        eventually(host.state, lambda state: state == "unreachable")
+        assert host.work(0) == {"impacts": [], "cancel": []}
+        assert host.state() == "connected"
+    finally:
+        service.kill()
+
+
+@pytest.mark.system
+def test_daemon_goes_on_at_another_server_when_its_own_is_killed(tmp_path: Path) -> None:
+    """Its impact is neither lost nor begun again: the daemon keeps its result until it counts."""
+    store = shared_etcd().url(uuid4().hex)
+    servers = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        servers.append(Service(tmp_path / name, "--store", store, fleet=EMPTY).start())
+    first, second = servers
+    try:
+        host = Host(first)
+        host.report(VM)
+        assert first.ask("POST", "/vms/web-0/restart", token=host.root)[1] == {"event": None}
+        (impact,) = host.work()["impacts"]
+        host.running = [{"event_id": impact["event_id"], "vm": "web-0", "tries": 1}]
+        first.kill()
+
+        host.server = second
+        host.report(VM)
+        assert host.finish(impact) == 0
+        again = eventually(lambda: host.work(5), lambda work: work["impacts"] or work["cancel"])
+        assert again["cancel"] == []
+        (repeated,) = again["impacts"]
+        assert (repeated["event_id"], repeated["tries"]) == (impact["event_id"], 2)
+        assert host.finish(repeated) == 1
+        assert host.state() == "connected"
+        _, history = second.ask("GET", f"/history?event={impact['event_id']}", token=host.root)
+        kinds = sorted(entry["what"] for entry in history["history"])
+        assert kinds == ["claimed", "claimed", "completed", "executed-silently", "impacted"]
+    finally:
+        for server in servers:
+            server.kill()
