@@ -320,6 +320,8 @@ async def run_together(*works: Coroutine[Any, Any, None]) -> AsyncIterator[async
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        for work in works:
+            work.close()  # one that never began would be reported as a bug
 
 
 @asynccontextmanager

@@ -323,8 +323,9 @@ def test_list_is_text_in_a_pipe_and_a_table_on_a_terminal(service: Service) -> N
         os.close(theirs)
 
     assert (
-        piped.stdout
-        == "NAME    VMS    SCOPES  EVENTS\nhost-a  web-0  web     -\nhost-b  web-1  web     -\n"
+        piped.stdout == "NAME    STATE      VMS    SCOPES  EVENTS\n"
+        "host-a  unmanaged  web-0  web     -\n"
+        "host-b  unmanaged  web-1  web     -\n"
     )
     assert "─" in table
     assert "host-a" in table

@@ -15,11 +15,9 @@ import asyncio
 import dataclasses
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
@@ -29,6 +27,14 @@ from forewarn.core.fleet import DEFAULT_INSTANCE
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
+from forewarn.engine.host_session import (
+    Call,
+    ImpactKey,
+    RemoteResult,
+    RunningImpact,
+    Session,
+    Work,
+)
 from forewarn.engine.inventory import Inventory
 from forewarn.engine.managed_hosts import HOST_KEY, ManagedHost, ManagedHosts
 from forewarn.engine.operations import Operations
@@ -42,7 +48,6 @@ from forewarn.errors import (
     Unavailable,
     UnknownHost,
 )
-from forewarn.fleetfile.schema import NameOrNothing
 from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Platform
 from forewarn.platform.placement import Candidate, rank_targets
 from forewarn.store.base import Lease
@@ -56,60 +61,6 @@ MERGE_EVERY = timedelta(seconds=60)
 MERGE_TRIES_MAX = 5
 TICK = timedelta(seconds=1)
 RECORDED_SECONDS_MAX = 8.0
-
-
-ImpactKey = tuple[str, str]
-"""The id of the event and the name of the VM."""
-
-
-class RunningImpact(msgspec.Struct, frozen=True):
-    """An impact that a daemon is carrying out, or has the result of."""
-
-    event_id: str
-    vm: str
-    tries: int
-
-    @property
-    def key(self) -> ImpactKey:
-        return self.event_id, self.vm
-
-
-class RemoteResult(RunningImpact, frozen=True):
-    """How an impact ended. `problem` is empty on success; then `host` and `is_back` are as in
-    `ImpactResult`. `detail` is for the history.
-    """
-
-    problem: str = ""
-    detail: str = ""
-    host: NameOrNothing = ""
-    is_back: bool = True
-
-
-class Work(msgspec.Struct, frozen=True):
-    """What a daemon should start, and what it should cancel."""
-
-    impacts: list[ImpactRequest]
-    cancel: list[RunningImpact]
-
-
-@dataclass(eq=False)
-class Call:
-    """An impact that the daemon has to carry out."""
-
-    request: ImpactRequest
-    result: asyncio.Future[ImpactResult]
-
-
-@dataclass(eq=False)
-class Session:
-    """A connected daemon. At `silent_at` it counts as silent, unless it sends something."""
-
-    id: str
-    silent_at: datetime
-    calls: dict[ImpactKey, Call] = field(default_factory=dict)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    inventory: Inventory | None = None
-    merge_at: datetime | None = None
 
 
 class RemoteHosts:

@@ -50,7 +50,11 @@ class HostController(Controller):
         engine, managed = call.service.engine, call.service.hosts.managed
         return await engine.look_up(lambda: views.host_view(engine.board, managed, host))
 
-    @delete("/{host:str}/daemon", status_code=HTTP_200_OK, errors=(errors.UnknownHost,))
+    @delete(
+        "/{host:str}/daemon",
+        status_code=HTTP_200_OK,
+        errors=(errors.UnknownHost, errors.Refused),
+    )
     async def forget_daemon(self, host: Name, call: Call) -> ForgottenHost:
         """Removes a host daemon that is gone for good. Its VMs stay in the fleet."""
         await call.service.hosts.forget(host, by=call.by)

@@ -14,7 +14,8 @@ from litestar.status_codes import HTTP_200_OK
 
 from forewarn import errors
 from forewarn.auth.tokens import Role
-from forewarn.engine.remote_hosts import RemoteHosts, RemoteResult, RunningImpact, Work
+from forewarn.engine.host_session import RemoteResult, RunningImpact, Work
+from forewarn.engine.remote_hosts import RemoteHosts
 from forewarn.web.control.dependencies import ApiCall, Call, Name
 
 INVENTORY_BYTES_MAX = 1024 * 1024
