@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from forewarn.core.fleet import Vm
 from forewarn.engine.engine import Engine
 from forewarn.engine.lease import lease_key
 from forewarn.engine.record import RecordCodec
@@ -91,6 +92,12 @@ class ManagedHosts:
     def connected(self) -> list[ManagedHost]:
         records = (record for _, record in self._engine.records.values("hostd"))
         return [record for record in records if not self.is_unreachable(record.host)]
+
+    def memory_of(self, vm: Vm) -> int:
+        """The memory of a VM as its host has reported it; 0 if that is unknown."""
+        record = self.find(vm.host)
+        reported = record.vms.get(vm.id) if record else None
+        return reported.memory_bytes if reported else 0
 
     def choose_host(self, vm_id: str, known: str) -> str:
         """Where a VM belongs that hosts have reported: where it runs. Empty if none has it.

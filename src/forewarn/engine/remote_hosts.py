@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.command import Back
-from forewarn.core.event import ImpactState
+from forewarn.core.event import Impact, ImpactState
 from forewarn.core.fleet import DEFAULT_INSTANCE
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
@@ -136,23 +136,13 @@ class RemoteHosts:
         scope_vms.update(other.targets[0] for other in moving if other.scope == request.scope)
         coming: Counter[str] = Counter()
         for other in moving:
-            coming[other.targets[0]] += self._memory_of(other)
+            coming[other.targets[0]] += managed.memory_of(other.vm)
         candidates = (
-            Candidate(
-                record.host,
-                record.free_bytes - coming[record.host],
-                avoid.get(record.host, 0),
-                scope_vms[record.host],
-            )
-            for record in managed.connected()
-            if record.host != request.vm.host
+            Candidate(host, each.free_bytes - coming[host], avoid.get(host, 0), scope_vms[host])
+            for each in managed.connected()
+            if (host := each.host) != request.vm.host
         )
-        return tuple(rank_targets(candidates, self._memory_of(request)))
-
-    def _memory_of(self, request: ImpactRequest) -> int:
-        record = self.managed.find(request.vm.host)
-        vm = record.vms.get(request.vm.id) if record else None
-        return vm.memory_bytes if vm else 0
+        return tuple(rank_targets(candidates, managed.memory_of(request.vm)))
 
     # --- what a daemon asks for
 
@@ -204,11 +194,13 @@ class RemoteHosts:
 
     def _is_wanted(self, host: str, key: ImpactKey) -> bool:
         """Whether some server had an impact carried out on this host, and has no result yet."""
-        board = self._engine.board
-        if key[1] not in board.hosts.get(host, ()):
-            return False
-        impact = board.vms[key[1]].scope.impact(*key)
+        impact = self._find_impact(host, key)
         return impact is not None and impact.state in (ImpactState.CLAIMED, ImpactState.BOOTING)
+
+    def _find_impact(self, host: str, key: ImpactKey) -> Impact | None:
+        """An impact of a VM on this host."""
+        board, vm = self._engine.board, key[1]
+        return board.vms[vm].scope.impact(*key) if vm in board.hosts.get(host, ()) else None
 
     async def report(
         self, host: str, session_id: str, memory_bytes: int, vms: Sequence[dict[str, Any]], by: str
@@ -255,35 +247,33 @@ class RemoteHosts:
                 call.result.set_exception(ImpactFailed(result.problem, output=result.detail))
             else:
                 call.result.set_result(ImpactResult(result.host, result.detail, result.is_back))
-            await self._wait_until_recorded(result)
+            await self._wait_until_recorded(host, result)
             accepted += 1
         return accepted
 
     async def _end_boot(self, host: str, result: RemoteResult) -> bool:
         """The second result of an impact that has restarted a VM of this host: it is back."""
-        board = self._engine.board
-        published = board.vms.get(result.vm) if result.vm in board.hosts.get(host, ()) else None
-        impact = published.scope.impact(*result.key) if published else None
-        if published is None or impact is None or impact.state is not ImpactState.BOOTING:
+        impact = self._find_impact(host, result.key)
+        if impact is None or impact.state is not ImpactState.BOOTING:
             return False
         if result.is_back and not result.problem:
             back = Back(event_id=result.event_id, vm=result.vm, detail="guest agent answers")
-            await self._engine.submit(published.scope.name, back, by=f"hostd {host}")
+            scope = self._engine.board.vms[result.vm].scope.name
+            await self._engine.submit(scope, back, by=f"hostd {host}")
         return True
 
-    async def _wait_until_recorded(self, result: RemoteResult) -> None:
+    async def _wait_until_recorded(self, host: str, result: RemoteResult) -> None:
         """Until then a daemon must keep its result: this server may be lost."""
         try:
             async with asyncio.timeout(RECORDED_SECONDS_MAX):
-                while self._is_claimed(result):  # ends with the commit, or the timeout
+                while self._is_claimed(host, result):  # ends with the commit, or the timeout
                     self._published = self._published or asyncio.Event()
                     await self._published.wait()
         except TimeoutError:
             raise Unavailable("the result was not recorded yet; send it again") from None
 
-    def _is_claimed(self, result: RemoteResult) -> bool:
-        published = self._engine.board.vms.get(result.vm)
-        impact = published.scope.impact(*result.key) if published else None
+    def _is_claimed(self, host: str, result: RemoteResult) -> bool:
+        impact = self._find_impact(host, result.key)
         return impact is not None and impact.is_held and impact.tries == result.tries
 
     async def end(self, host: str, session_id: str) -> None:

@@ -131,6 +131,32 @@ def test_canceled_operation_is_cancelled_at_the_daemon() -> None:
     run(test)
 
 
+def test_second_result_says_that_a_restarted_vm_is_back() -> None:
+    """Until then its event stays; another host cannot say so."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0", scope="web"))
+        other = await world.daemon("host-b")
+        await world.poll("web")
+        operations = world.servers[0].operations
+        placed = await operations.restart("web-0", by="ann")
+        assert placed is not None
+        await operations.approve(placed.event.id, by="ann")
+        await world.settle()
+        impact = await daemon.take()
+        assert await daemon.finish(impact, is_back=False) == 1
+        assert await daemon.finish(impact, is_back=False) == 1  # the response was lost
+        (booting,) = world.servers[1].scope("web").impacts
+        assert booting.state == "booting"
+        assert await other.finish(impact, is_back=True) == 0
+        assert len(world.servers[1].scope("web").events) == 1
+        assert await daemon.finish(impact, is_back=True) == 1
+        assert world.servers[1].scope("web").events == ()
+        assert await daemon.finish(impact, is_back=True) == 0
+
+    run(test)
+
+
 # --- who serves a host
 
 
