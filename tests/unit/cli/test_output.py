@@ -1,11 +1,13 @@
 """What the commands print."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from forewarn.cli.history import SENTENCES
+from forewarn.cli.history import SENTENCES, format_entry
 from forewarn.cli.options import DEMO
 from forewarn.cli.output import format_age, show_events, show_list, show_one
 from forewarn.cli.serve import format_welcome, print_change
@@ -83,6 +85,27 @@ def test_demo_prints_changes_as_sentences(capsys: pytest.CaptureFixture[str]) ->
         "12:00:05  web         Scheduled: Reboot of web-0  (01234567)",
         "12:00:05  web         approved by web-0  (01234567)",
         "12:00:05  web         first poll: from now on VMs get notice",
+    ]
+
+
+def test_watch_says_how_a_restarted_vm_came_back() -> None:
+    """An operator who follows a restart sees that the VM is not up yet, or never came up."""
+    at = datetime(2030, 1, 31, 12, 0, 5, tzinfo=UTC)
+    lines = [
+        format_entry(
+            json.loads(msgspec.json.encode(make_entry(change, at=at, by="x", scope="web")))
+        )
+        for change in (
+            Change(ChangeKind.RESTARTED, vm="web-0", detail="reset"),
+            Change(ChangeKind.IMPACTED, vm="web-0", detail="not back after 300 seconds"),
+            Change(ChangeKind.IMPACTED, vm="web-0"),
+        )
+    ]
+
+    assert lines == [
+        "12:00:05  web         web-0: restarted, not back yet",
+        "12:00:05  web         web-0: impact finished: not back after 300 seconds",
+        "12:00:05  web         web-0: impact finished",
     ]
 
 
