@@ -21,6 +21,7 @@ from forewarn.platform.exec import Output, resolve_program, signal_group
 
 COMMAND_SECONDS_MAX = 30.0
 COMMAND_BYTES_MAX = 1 << 23
+END_SECONDS_MAX = 5.0
 SETTLE_SECONDS = 0.2
 """Events come in bursts, when a host starts all its VMs; they are looked at together."""
 RETRY_SECONDS_MAX = 10.0
@@ -150,6 +151,8 @@ class CommandSource:
                 raise Unavailable(f"inventory_command did not finish within {limit}") from None
             finally:
                 signal_group(process.pid, signal.SIGKILL)  # and what it left behind
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(process.communicate(), END_SECONDS_MAX)
         if code:
             raise Unavailable(f"inventory_command exited with {code}: {errors.text()}")
         return output

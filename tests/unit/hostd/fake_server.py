@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -177,7 +177,15 @@ class Daemon:
 
 @asynccontextmanager
 async def running(daemon: Daemon) -> AsyncIterator[list[asyncio.Task[None]]]:
-    tasks = [asyncio.create_task(work) for work in (daemon.inventory.run(), daemon.session.run())]
+    async with running_together(daemon.inventory.run(), daemon.session.run()) as tasks:
+        yield tasks
+
+
+@asynccontextmanager
+async def running_together(
+    *works: Coroutine[Any, Any, None],
+) -> AsyncIterator[list[asyncio.Task[None]]]:
+    tasks = [asyncio.create_task(work) for work in works]
     try:
         yield tasks
     finally:

@@ -1,6 +1,5 @@
 """The VMs of a host, from a command, and what happens when they cannot be listed."""
 
-import asyncio
 import json
 import logging
 import os
@@ -14,7 +13,7 @@ from forewarn.errors import Invalid, Unavailable
 from forewarn.hostd.inventory import CommandSource, Inventory, ListedVm
 from forewarn.option_kind import ExecCommand
 from tests.builders import guid
-from tests.unit.hostd.fake_server import FakeSource, until
+from tests.unit.hostd.fake_server import FakeSource, running_together, until
 from tests.unit.hostd.http_server import in_loop
 
 
@@ -94,16 +93,15 @@ async def test_the_last_vms_are_kept_while_they_cannot_be_listed(
     made = FakeSource("web-0")
     inventory = Inventory(made, 0.01)
     with caplog.at_level(logging.INFO, "forewarn"):
-        task = asyncio.create_task(inventory.run())
-        await until(inventory.readable.is_set)
-        made.problem = Unavailable("libvirt does not run")
-        await until(lambda: not inventory.readable.is_set())
-        made.woken.set()
-        assert inventory.vm_of_port("virbr0", "vnet1") == guid(1).lower()
-        made.problem = None
-        made.woken.set()
-        await until(inventory.readable.is_set)
-        task.cancel()
+        async with running_together(inventory.run()):
+            await until(inventory.readable.is_set)
+            made.problem = Unavailable("libvirt does not run")
+            await until(lambda: not inventory.readable.is_set())
+            made.woken.set()
+            assert inventory.vm_of_port("virbr0", "vnet1") == guid(1).lower()
+            made.problem = None
+            made.woken.set()
+            await until(inventory.readable.is_set)
     assert caplog.messages == [
         "the VMs of this host are listed",
         "the VMs of this host cannot be listed",
@@ -116,11 +114,10 @@ async def test_the_command_runs_again_and_changes_are_noticed(tmp_path: Path) ->
     file = tmp_path / "vms.json"
     file.write_text("[]")
     inventory = Inventory(source("cat", str(file)), 0.01)
-    task = asyncio.create_task(inventory.run())
-    await until(inventory.readable.is_set)
-    inventory.changed.clear()
-    file.write_text(json.dumps([{"name": "db", "id": guid(2), "ports": ["tap2"]}]))
-    await until(inventory.changed.is_set)
-    task.cancel()
+    async with running_together(inventory.run()):
+        await until(inventory.readable.is_set)
+        inventory.changed.clear()
+        file.write_text(json.dumps([{"name": "db", "id": guid(2), "ports": ["tap2"]}]))
+        await until(inventory.changed.is_set)
     assert inventory.vm_of_port("br0", "tap2") == guid(2).lower()
     assert "ports" not in inventory.report.as_sent()["vms"][0]

@@ -1,6 +1,5 @@
 """What a daemon sees of libvirt's own test driver, with its real events."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +14,7 @@ from forewarn.hostd.inventory import Inventory, ListedVm
 from forewarn.hostd.libvirt_source import LibvirtSource
 from forewarn.platform.libvirt.connection import LibvirtHosts
 from tests.builders import guid
-from tests.unit.hostd.fake_server import until
+from tests.unit.hostd.fake_server import running_together, until
 from tests.unit.hostd.http_server import in_loop
 from tests.unit.platform.libvirt.libvirt_world import URIS, LibvirtWorld, domain_xml
 
@@ -29,12 +28,9 @@ async def listing(world: LibvirtWorld) -> AsyncIterator[Inventory]:
     """An inventory that looks again only at events."""
     libvirts = LibvirtHosts(URIS, call_seconds_max=30, connect=world.connect)
     inventory = Inventory(LibvirtSource(libvirts, "host-a"), every_seconds=3600)
-    task = asyncio.create_task(inventory.run())
-    await until(inventory.readable.is_set)
-    try:
+    async with running_together(inventory.run()):
+        await until(inventory.readable.is_set)
         yield inventory
-    finally:
-        task.cancel()
 
 
 def shape(inventory: Inventory) -> dict[str, str]:
@@ -134,10 +130,9 @@ async def test_a_restarted_libvirt_is_connected_again(tmp_path: Path) -> None:
 
     libvirts = LibvirtHosts(URIS, call_seconds_max=30, connect=connect)
     inventory = Inventory(LibvirtSource(libvirts, "host-a"), every_seconds=3600)
-    task = asyncio.create_task(inventory.run())
-    await until(inventory.readable.is_set)
-    opened[0].lose()
-    await until(lambda: len(opened) == 2 and opened[1].on_close)
-    world.on("host-a").defineXML(domain_xml("web-1", 2))
-    await until(lambda: "web-1" in shape(inventory))
-    task.cancel()
+    async with running_together(inventory.run()):
+        await until(inventory.readable.is_set)
+        opened[0].lose()
+        await until(lambda: len(opened) == 2 and opened[1].on_close)
+        world.on("host-a").defineXML(domain_xml("web-1", 2))
+        await until(lambda: "web-1" in shape(inventory))
