@@ -116,7 +116,7 @@ class HostWorld:
         eventually(lambda: sorted(self.vms()), lambda found: found == sorted(names))
 
     def changes(self) -> list[str]:
-        entries = self.server.ask("GET", "/history?limit=1000")[1]["entries"]
+        entries = self.server.ask("GET", "/history?limit=1000")[1]["history"]
         return [entry["what"] for entry in entries]
 
     def restart(self, name: str = "web-0") -> str:

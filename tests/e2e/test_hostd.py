@@ -44,7 +44,7 @@ def test_fleet_follows_the_inventory_of_a_host(tmp_path: Path) -> None:
         eventually(lambda: world.vms()["web-1"]["power"], lambda power: power == "stopped")
         daemon.list_vms(vm("web-0", 1))
         world.wait_for_vms("web-0")
-        assert {"vm-joined", "vm-left"} <= set(world.changes())
+        assert {"joined", "left"} <= set(world.changes())
 
 
 def test_announced_restart_is_carried_out_on_its_host(tmp_path: Path) -> None:
