@@ -77,7 +77,7 @@ def run_page(page: Path, folder: Path, section: str = "") -> int:
     steps = parse_steps(page, section)
     try:
         for number, step in enumerate(steps):
-            code, printed = _run(shell, step.command, f"done-{number}")
+            code, printed = run_command(shell, step.command, f"done-{number}")
             printed += f"(exit code {code})\n" if code else ""
             assert matches(step.expected, printed), (
                 f"{page.name}: $ {step.command}\n--- printed\n{printed}"
@@ -89,7 +89,8 @@ def run_page(page: Path, folder: Path, section: str = "") -> int:
     return len(steps)
 
 
-def _run(shell: subprocess.Popen[str], command: str, mark: str) -> tuple[int, str]:
+def run_command(shell: subprocess.Popen[str], command: str, mark: str) -> tuple[int, str]:
+    """Run a command in a shell that stays; returns its exit code and its output."""
     assert shell.stdin is not None
     assert shell.stdout is not None
     shell.stdin.write(f"{command}\necho {mark} $?\n")

@@ -14,11 +14,11 @@ from tests.vm.real_libvirt import RealHost, wait_for
 
 MEMORY_MB = 160
 NETWORK = """
-<network>
+<network xmlns:dnsmasq='http://libvirt.org/schemas/network/dnsmasq/1.0'>
   <name>default</name><forward mode='nat'/><bridge name='virbr0' stp='off' delay='0'/>
   <ip address='192.168.122.1' netmask='255.255.255.0'>
     <dhcp><range start='192.168.122.100' end='192.168.122.200'/>{leases}</dhcp>
-  </ip>
+  </ip>{more}
 </network>
 """
 GUEST = """
@@ -51,7 +51,9 @@ GUEST = """
 """
 GUEST_AGENT = "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
 BOOT_SECONDS_MAX = 120
-ANSWER_SECONDS_MAX = 5
+EVENTS = "scheduledevents?api-version=2020-07-01"
+NAME = "instance/compute/name?api-version=2021-02-01&format=text"
+ANSWER_SECONDS_MAX = 10
 DOWNTIME_MAX_MS = 60_000
 
 
@@ -131,6 +133,18 @@ class Guest:
         ):
             return str(response.read().decode())
 
+    def poll(self, host: RealHost, path: str = EVENTS) -> str:
+        """What the guest gets at 169.254.169.254."""
+        command = "wget -q -O - --header Metadata:true"
+        return self.run(host, f"{command} 'http://169.254.169.254/metadata/{path}'")
+
+    def polls(self, host: RealHost) -> bool:
+        """Whether the guest is served as itself."""
+        try:
+            return self.poll(host, NAME) == self.name
+        except OSError:
+            return False
+
     def migrate_quickly(self, host: RealHost) -> None:
         """Let QEMU stop the guest early in the next migration.
 
@@ -148,9 +162,15 @@ class Guest:
         wait_for(lambda: line in self.console, seconds_max, lambda: f"{self.name}: {self.console}")
 
 
-def start_network(host: RealHost, guests: list[Guest]) -> None:
-    """libvirt's default network, with a fixed address for each guest."""
+def start_network(host: RealHost, guests: list[Guest], dnsmasq: str = "") -> None:
+    """libvirt's default network, with a fixed address for each guest.
+
+    `dnsmasq` is an option that libvirt passes on to it.
+    """
     leases = "".join(f"<host mac='{guest.mac}' ip='{guest.address}'/>" for guest in guests)
-    network = host.connection.networkDefineXML(NETWORK.format(leases=leases))
+    more = (
+        f"<dnsmasq:options><dnsmasq:option value='{dnsmasq}'/></dnsmasq:options>" if dnsmasq else ""
+    )
+    network = host.connection.networkDefineXML(NETWORK.format(leases=leases, more=more))
     network.setAutostart(1)
     network.create()

@@ -55,7 +55,7 @@ exec 2> /dev/console
 echo "boot $boots"
 {{ dd if=/dev/input/event0 bs=24 count=1 of=/dev/null 2> /dev/null; sh /etc/power-button; }} &
 ip link set lo up && ip link set eth0 up
-udhcpc -i eth0 -q -n -t 20 -T 1 -s /etc/dhcp > /dev/null
+udhcpc -i eth0 -O staticroutes -q -n -t 20 -T 1 -s /etc/dhcp > /dev/null
 ip -4 route
 httpd -p 80 -h /www
 for port in /dev/vport*p1; do
@@ -81,7 +81,7 @@ fi
 """
 POWER_BUTTON = """#!/bin/sh
 echo "power button"
-umount /data || { sync; mount -o remount,ro /data; }
+sync
 poweroff -f
 """
 RUN = """#!/bin/sh

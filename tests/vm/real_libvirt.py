@@ -73,8 +73,10 @@ SERVERS_ADDRESS = "10.77.0.1"
 class RealHost:
     """One libvirtd. `uri` reaches it from outside its namespaces."""
 
-    def __init__(self, folder: Path, name: str, namespace: Namespace, names: str) -> None:
-        self.name, self.folder, self.namespace = name, folder, namespace
+    def __init__(
+        self, folder: Path, name: str, namespace: Namespace, servers: Namespace, names: str
+    ) -> None:
+        self.name, self.folder, self.namespace, self.servers = name, folder, namespace, servers
         for one in FOLDERS:
             (folder / one).mkdir(parents=True)
         (folder / "etc/qemu.conf").write_text(QEMU_CONF)
@@ -170,9 +172,10 @@ class RealHost:
         self.connection = None
 
     def boot_again(self) -> None:
-        """What was on its disks is still there; what was in `/run` is gone."""
+        """Its disks are as they were; what was in `/run` is gone, and so is its bridge."""
         shutil.rmtree(self.folder / "run")
         (self.folder / "run").mkdir()
+        self.namespace.run("ip link delete virbr0")
         self._boot()
         self.start()
 
@@ -201,7 +204,7 @@ def real_hosts(*names: str) -> Iterator[dict[str, RealHost]]:
         for name, address in addresses.items():
             namespace = stack.enter_context(Namespace.made(name))
             namespace.connect(servers, "hosts", f"{address}/24")
-            hosts[name] = RealHost(folder / name, name, namespace, table)
+            hosts[name] = RealHost(folder / name, name, namespace, servers, table)
             stack.callback(hosts[name].stop)
         for host in hosts.values():
             host.start()
