@@ -71,7 +71,7 @@ class CampaignWorker:
         """Work until cancelled, while this server holds the lease and its clock is right."""
         clock = self.engine.clock
         while True:  # ends when cancelled
-            if not self.engine.is_clock_off:
+            if self.engine.clock_compared.is_set() and not self.engine.is_clock_off:
                 await run_under_lease(self.engine, "campaigns", self._work)
             await clock.sleep_until(clock.now() + CLOCK_OFF_PAUSE)
 

@@ -1,8 +1,8 @@
 """How this server's clock compares with those of the other servers on its store.
 
 While other servers hold a lease, each server writes its time into the record `clock/{server}`, and
-compares the records of the others with its own clock as they arrive. All write when a lease
-appears, so that a server that starts knows within milliseconds. A lone server writes nothing.
+compares the records of the others with its own clock as they arrive. A server that starts asks the
+others to write, so that it knows within milliseconds. A lone server writes nothing.
 
 The reference is the lower median of all clocks: of two servers the one that is ahead is off,
 because an event that starts late breaks no promise.
@@ -11,8 +11,7 @@ because an event that starts late breaks no promise.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import CLOCK_SKEW_SECONDS_MAX, Engine
@@ -27,17 +26,20 @@ CLOCK_KEY = "clock/{}/"
 COMPARE_EVERY = timedelta(seconds=30)
 RETRY = timedelta(seconds=1)
 COMPARE_FOR_MAX = timedelta(seconds=5)
-"""How long a server that starts waits for the others: one may hang, or be of an older version."""
+"""How long a server that has asked the others waits: one may hang, or be of an older version."""
 OFFSETS_MAX = 3
 """A record that arrives late makes an offset larger, so the least of the latest ones counts."""
+DELETED_MAX = 50
 
 
 class ClockSkew:
     """States:  COMPARING -> RIGHT <-> OFF. A server ticks and claims impacts while RIGHT.
 
-    COMPARING ends when the clock of every other server is known, or after COMPARE_FOR_MAX. Then
-    `clock_compared` of the engine is set: the commands of a server that starts wait for it.
-    `on_change` is called when the state may have changed.
+    COMPARING ends when the clock of every other server is known, or COMPARE_FOR_MAX after this
+    server has asked. Then `clock_compared` of the engine is set: the commands of a server that
+    starts wait for it. A server that is OFF when the others leave stays OFF, but starts events,
+    late, by the time that it last knew: nobody else would. `on_change` is called when the state may
+    have changed.
     """
 
     def __init__(self, engine: Engine, on_change: Callable[[], None], *, every: timedelta) -> None:
@@ -45,33 +47,43 @@ class ClockSkew:
         self._every = every
         self._on_change = on_change
         self._server = ""
-        self._compare_until = engine.clock.now()
+        self._compare_until: datetime | None = None
         self._offsets: dict[str, deque[float]] = {}
-        self._leases_changed = asyncio.Event()
+        self._is_asked = False
+        self._woken = asyncio.Event()
         engine.on_change("clock", self._compare)
-        engine.on_change("lease", lambda before, after: self._leases_changed.set())
+        engine.on_change("lease", lambda before, after: self._woken.set())
 
     def is_right(self) -> bool:
-        return not self._engine.is_clock_off and not self._is_comparing()
+        is_alone = not self._others()
+        return is_alone or not (self._engine.is_clock_off or self._is_comparing())
 
     def _is_comparing(self) -> bool:
-        is_time_left = self._engine.clock.now() < self._compare_until
+        until = self._compare_until
+        is_time_left = until is None or self._engine.clock.now() < until
         return is_time_left and any(server not in self._offsets for server in self._others())
 
     async def run(self, server: str, lease: Lease) -> None:
         """Write this server's time while there are others to read it, until cancelled."""
-        clock, key = self._engine.clock, CLOCK_KEY.format(server)
-        self._server, self._compare_until = server, clock.now() + COMPARE_FOR_MAX
+        engine, clock, key = self._engine, self._engine.clock, CLOCK_KEY.format(server)
+        self._server, self._compare_until = server, None
+        write_at = clock.now()
         while True:  # ends when cancelled
-            self._leases_changed.clear()
+            self._woken.clear()
             self._evaluate()
-            others, pause = self._others(), RETRY
-            with suppress(Error):
-                if others:
-                    await self._engine.update([key], self._write, by=server, lease=lease)
-                pause = RETRY if self._is_comparing() else self._every
+            others, is_due = self._others(), clock.now() >= write_at or self._is_asked
+            if others and engine.is_ready and (is_due or self._is_comparing()):
+                self._is_asked, write_at = False, clock.now() + self._every
+                try:
+                    await engine.update([key], self._write, by=server, lease=lease)
+                    self._compare_until = self._compare_until or clock.now() + COMPARE_FOR_MAX
+                except Error as error:
+                    write_at = clock.now() + RETRY
+                    engine.throttled_log.warn("clock not written", problem=error.message)
             self._evaluate()  # the time for comparing may have passed meanwhile
-            await wait_for(clock, self._leases_changed, clock.now() + pause if others else None)
+            if self._is_comparing() or not engine.is_ready:
+                write_at = min(write_at, clock.now() + RETRY)
+            await wait_for(clock, self._woken, write_at if others else None)
 
     def _others(self) -> list[str]:
         """The other servers that hold a lease."""
@@ -80,27 +92,34 @@ class ClockSkew:
         return [key.removeprefix(prefix) for key in keys if key.startswith(prefix) and key != own]
 
     def _write(self, transaction: Transaction) -> None:
-        """Write the record, and delete those of servers that have no lease any more."""
-        reading = ClockReading(self._server, self._engine.clock.now())
+        """Write the record, and delete some of servers that have no lease any more."""
+        asks = self._is_comparing()
+        reading = ClockReading(self._server, self._engine.clock.now(), asks=asks)
         transaction.put(CLOCK_KEY.format(self._server), reading)
         live = {self._server, *self._others()}
-        for key, known in self._engine.records.values("clock"):
-            if known.server not in live:
-                transaction.put(key, None)
+        known = self._engine.records.values("clock")
+        dead = [key for key, reading in known if reading.server not in live]
+        for key in dead[:DELETED_MAX]:
+            transaction.put(key, None)
 
     def _compare(self, _: ClockReading | None, reading: ClockReading | None) -> None:
         """Compare a record as it arrives. What is read after a loss of the store is too old."""
         if reading is None or reading.server == self._server or not self._engine.is_ready:
             return
+        if reading.asks:
+            self._is_asked = True
+            self._woken.set()
         offset = (self._engine.clock.now() - reading.at).total_seconds()
         self._offsets.setdefault(reading.server, deque(maxlen=OFFSETS_MAX)).append(offset)
         self._evaluate()
 
     def _evaluate(self) -> None:
         engine, was_off = self._engine, self._engine.is_clock_off
-        self._offsets = {one: self._offsets[one] for one in self._others() if one in self._offsets}
-        clocks = sorted((0.0, *(-min(offsets) for offsets in self._offsets.values())))
-        engine.clock_skew_seconds = 0.0 - clocks[(len(clocks) - 1) // 2]
+        others = self._others()
+        self._offsets = {one: self._offsets[one] for one in others if one in self._offsets}
+        if others:  # alone, this server knows what it knew before
+            clocks = sorted((0.0, *(-min(offsets) for offsets in self._offsets.values())))
+            engine.clock_skew_seconds = 0.0 - clocks[(len(clocks) - 1) // 2]
         seconds = round(engine.clock_skew_seconds, 3)
         if engine.is_clock_off and not was_off:
             text = "clock differs from the other servers; no events start here"

@@ -13,7 +13,7 @@ from forewarn.core.fleet import Scope
 from forewarn.core.machine import Group, Outcome, decide
 from forewarn.engine.replica import SCOPE_KEY, SEEN_KEY
 from forewarn.engine.transaction import Transaction
-from forewarn.errors import Error, StoreLost, Unavailable, UnknownScope
+from forewarn.errors import Error, Invalid, StoreLost, Unavailable, UnknownScope
 from forewarn.store.base import Lease
 
 if TYPE_CHECKING:
@@ -107,6 +107,10 @@ class CommandQueues:
 
         try:
             await self._engine.update([SCOPE_KEY.format(scope)], decide_group, by="")
+        except Invalid as error:
+            if len(group) > 1:  # together they are too large, or one of them is
+                return [*await self._write_group(scope, group[:1]), *group[1:]]
+            results = [error]
         except Exception as error:
             results = [*unchanged, *[error] * (len(group) - len(unchanged))]
         for one, result in zip(group, results, strict=False):
@@ -131,7 +135,7 @@ class CommandQueues:
                     raise UnknownScope(f"there is no scope {name!r}", scope=name)
                 if one.lease is not None:
                     engine.require(transaction, one.lease)
-                engine.check_clock(one.command)
+                engine.check_announcement(transaction, one.command)
                 outcome = decide(scope, one.command, transaction.now, engine.timing, together)
                 if any(each.what is ChangeKind.EXECUTED_SILENTLY for each in outcome.changes):
                     transaction.get(SEEN_KEY.format(name))  # compared: a poll may be unknown here

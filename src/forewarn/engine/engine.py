@@ -7,7 +7,6 @@ scope, several at a time. No other module calls `store.commit`.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import chain
 from typing import TypeVar
@@ -70,6 +69,7 @@ class Engine(Replica):
         super().__init__(store, clock, Board(timing.seen_interval.total_seconds()))
         self.timing = timing
         self.clock_skew_seconds = 0.0
+        self.server_lease: Lease | None = None
         self.clock_compared = asyncio.Event()  # commands wait for it
         self.clock_compared.set()
         self._lost_at: datetime | None = None
@@ -123,23 +123,31 @@ class Engine(Replica):
         """Whether this server's clock is too far from those of the other servers."""
         return abs(self.clock_skew_seconds) > CLOCK_SKEW_SECONDS_MAX
 
-    def _decision_time(self) -> datetime:
+    @property
+    def clock_lead(self) -> timedelta:
+        """How far this clock is ahead, if it is off."""
+        return timedelta(seconds=max(self.clock_skew_seconds if self.is_clock_off else 0.0, 0.0))
+
+    def decision_time(self) -> datetime:
         """The time by which the rules decide.
 
         Every command starts what is due, too. If this clock is off, nothing is due before it is by
         this clock and by that of the other servers.
         """
-        now = self.clock.now()
-        ahead = self.clock_skew_seconds if self.is_clock_off else 0.0
-        return now - timedelta(seconds=max(ahead, 0.0))
+        return self.clock.now() - self.clock_lead
 
-    def check_clock(self, command: Command) -> None:
+    def check_announcement(self, transaction: Transaction, command: Command) -> None:
         """Refuse to announce an event while the clock is off: its notice would begin now.
 
         The reference time is no substitute. It seems to be in the past while records of the other
-        servers arrive late, such as after this process was stopped.
+        servers arrive late, such as after this process was stopped. A commit that arrives late is
+        refused by the store, because the lease of this server has ended by then.
         """
-        if self.is_clock_off and isinstance(command, Operation | Maintain | Degrade):
+        if not isinstance(command, Operation | Maintain | Degrade):
+            return
+        if self.server_lease is not None:
+            self.require(transaction, self.server_lease)
+        if self.is_clock_off:
             skew = f"{self.clock_skew_seconds:+.1f} s"
             raise Unavailable(
                 f"this server announces no events: its clock is {skew} from the other servers'; "
@@ -170,7 +178,7 @@ class Engine(Replica):
         losses, is_confirmed = list[StoreLost](), False
         for _ in range(TRIES_MAX):
             values = {key: await self._get(key) for key in keys if not self.is_cached(key)}
-            now = self._decision_time()
+            now = self.decision_time()
             transaction = Transaction(self, values, now, by, is_confirmed=is_confirmed)
             try:
                 if lease is not None:
@@ -304,10 +312,14 @@ class Engine(Replica):
         return await self._commands.submit(scope, command, by, lease)
 
     async def wait_until_clock_compared(self) -> None:
-        """Whatever starts events waits for it. Without a lease clocks are never compared."""
-        with suppress(TimeoutError):
+        """Whatever starts or announces events waits for it."""
+        try:
             async with asyncio.timeout(CLOCK_COMPARED_SECONDS_MAX):
                 await self.clock_compared.wait()
+        except TimeoutError:
+            raise Unavailable(
+                "this server has not compared its clock with the other servers yet; try again"
+            ) from None
 
     def new_scope(self, name: str) -> Scope:
         return Scope(name=name, incarnation=self.floor + 1)

@@ -36,11 +36,12 @@ class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incarnation: int = 0
 
 
-class ClockReading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a server's clock showed when the server wrote this."""
+class ClockReading(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a server's clock showed when the server wrote this. `asks`: the others are to write."""
 
     server: str
     at: datetime
+    asks: bool = False
 
 
 class _Stamp(msgspec.Struct):

@@ -145,7 +145,7 @@ class Worker:
 
         The platform has a few seconds to leave its VMs in a good state.
         """
-        self._lease = lease
+        self._lease = self.engine.server_lease = lease
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._clock_skew.run(self._name, lease))
@@ -213,11 +213,11 @@ class Worker:
                 await asyncio.gather(*(self._process(name) for name in batch))
                 self._dispatch()
             self._dispatch()
-            next_at = self._alarms[0][0] if self._alarms else None
+            next_at = self._alarms[0][0] + self.engine.clock_lead if self._alarms else None
             await wait_for(self.engine.clock, self._changed, next_at)
 
     def _take_due(self) -> list[str]:
-        now, names = self.engine.clock.now(), list[str]()
+        now, names = self.engine.decision_time(), list[str]()
         while self._alarms and self._alarms[0][0] <= now:
             names.append(self._alarms[0][1])
             self._set_alarm(names[-1], None)
@@ -233,7 +233,7 @@ class Worker:
         published = self._find(name)
         if published is None:
             return
-        now = self.engine.clock.now()
+        now = self.engine.decision_time()
         deadline = next_deadline(published.scope)
         try:
             if deadline is not None and deadline <= now:
@@ -251,13 +251,13 @@ class Worker:
         if name not in self._wake_at:  # what is due is running or queued; look again later
             wake_at = self._next_time(published.scope)
             if wake_at is not None:
-                self._set_alarm(name, max(wake_at, self.engine.clock.now() + RETRY))
+                self._set_alarm(name, max(wake_at, self.engine.decision_time() + RETRY))
 
     def _next_time(self, scope: Scope) -> datetime | None:
         """When the scope needs this worker: to tick, or to carry an impact out."""
         if not scope.events and not scope.impacts:  # most scopes, most of the time
             return None
-        now, impact_at = self.engine.clock.now(), next_impact_at(scope, self._is_handled(scope))
+        now, impact_at = self.engine.decision_time(), next_impact_at(scope, self._is_handled(scope))
         if impact_at is not None and impact_at > now + WAIT_MAX:
             impact_at = now  # it is due: see `lifecycle.is_misdated`
         times: Iterable[datetime | None] = (next_deadline(scope), impact_at)
@@ -268,7 +268,7 @@ class Worker:
         while self._queue and len(self._running) < self.impacts_max and self._lease is not None:
             name = next(iter(self._queue))
             published = self._find(name)
-            due = due_impacts(published.scope, self.engine.clock.now()) if published else ()
+            due = due_impacts(published.scope, self.engine.decision_time()) if published else ()
             is_handled = self._is_handled(published.scope) if published else bool
             new = [
                 impact

@@ -19,8 +19,9 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.entry import Entry
 from forewarn.engine.operations import Operations
 from forewarn.engine.record import CLOCK, ClockReading
+from forewarn.engine.transaction import LeaseLost
 from forewarn.engine.worker import Worker
-from forewarn.errors import Unavailable
+from forewarn.errors import StoreLost, Unavailable
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import Store, Write
@@ -451,16 +452,126 @@ def test_a_command_waits_for_a_server_that_does_not_compare_only_a_while() -> No
 
     async def main() -> None:
         world = World()
+        first = world.server()
+        await first.engine.load()
+        await restart(first)
         await world.store.lease("server/dead", 10)
         starting = world.server()
         starting.engine.clock_compared.clear()
         async with starting.at_work("starting"):
-            await starting.operations.apply(FLEET, by="ann")
-            await starting.engine.submit("web", Seen(), by="poll")
-            asking = asyncio.create_task(starting.operations.restart("web-0", by="ann"))
+            asking = asyncio.create_task(starting.operations.restart("web-1", by="ann"))
             await world.clock.advance(4 * SECOND)
             assert not asking.done()
             await world.clock.advance(2 * SECOND)
             assert await asking is not None
+
+    asyncio.run(main())
+
+
+def test_command_is_refused_by_a_server_that_could_not_compare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its lease may be blocked, so it knows nothing of the other clocks."""
+    monkeypatch.setattr("forewarn.engine.engine.CLOCK_COMPARED_SECONDS_MAX", 0.05)
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0, 0) as (first, _):
+            await first.operations.apply(FLEET, by="ann")
+            await first.engine.submit("web", Seen(), by="poll")
+            starting = world.server(-3600)
+            starting.engine.clock_compared.clear()
+            await starting.engine.load()
+            with pytest.raises(Unavailable, match="has not compared its clock"):
+                await starting.operations.restart("web-0", by="ann")
+
+    asyncio.run(main())
+
+
+def test_server_that_is_ahead_starts_nothing_early_when_the_others_leave() -> None:
+    """It is alone then, but it still knows that its clock is wrong. Nobody else would start it."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(3600) as (off,):
+            async with world.servers(0, 0) as (one, _):
+                event = await restart(one)
+                await world.clock.advance(MINUTE)
+            await world.clock.advance(MINUTE)
+            assert off.engine.is_clock_off
+            assert off.began_at == []
+            await world.clock.advance(HOUR)
+            assert off.began_at == [event.not_before]
+
+    asyncio.run(main())
+
+
+def test_server_asks_again_if_the_first_answers_were_lost() -> None:
+    """Its watch is cut while the others answer. Else it would tick by a clock that is wrong."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0, 0) as (one, _):
+            event = await restart(one)
+            off = world.server(3600)
+            await off.engine.load()
+            off.engine.is_ready = False
+            worker = Worker(off.engine, off, worker="off", impact_limit=HOUR)
+            cut = cut_watch_once(off.engine)
+            task = asyncio.create_task(worker.run())
+            for _ in range(10):
+                await world.clock.advance(SECOND)
+            assert cut == ["cut"]
+            assert off.engine.is_clock_off
+            await world.clock.advance(HOUR)
+            assert off.began_at == []
+            assert [entry.at for entry in await started(world)] == [event.not_before]
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def cut_watch_once(engine: Engine) -> list[str]:
+    """Let the first watch of this engine fail; the result says that it did."""
+    watch, cuts = engine._watch, list[str]()
+
+    async def cut_once() -> None:
+        if not cuts:
+            cuts.append("cut")
+            raise StoreLost("cut")
+        await watch()
+
+    engine._watch = cut_once  # type: ignore[method-assign]
+    return cuts
+
+
+def test_many_dead_servers_do_not_end_the_comparison() -> None:
+    """A commit holds 120 writes; some records are deleted at a time."""
+
+    async def main() -> None:
+        world = World()
+        for number in range(130):
+            await write_clock(world.store, f"dead{number}", NOON)
+        async with world.servers(0, 0, 30) as (_, _, off):
+            await world.clock.advance(5 * MINUTE)
+            assert off.engine.is_clock_off
+            assert await world.clock_keys() == ["clock/s1/", "clock/s2/", "clock/s3/"]
+
+    asyncio.run(main())
+
+
+def test_commit_of_an_announcement_needs_the_lease_of_its_server() -> None:
+    """One that etcd carries out late, after its server has died, would announce in the past."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0) as (server,):
+            await restart(server)
+            lease = server.engine.server_lease
+            assert lease is not None
+            await world.store.commit([Write(lease.key, None, lease.revision)])
+            with pytest.raises(LeaseLost):
+                await server.operations.restart("web-1", by="ann")
 
     asyncio.run(main())
