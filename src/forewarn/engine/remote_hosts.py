@@ -52,10 +52,12 @@ from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Pla
 from forewarn.platform.placement import Candidate, rank_targets
 from forewarn.store.base import Lease
 
-SILENT = timedelta(seconds=15)
+SILENT = timedelta(seconds=10)
 BROKEN = timedelta(seconds=5)
-WAIT_MAX = timedelta(seconds=10)
-"""A host that lost its power is noticed after this and SILENT."""
+WAIT_MAX = timedelta(seconds=5)
+"""A daemon that was killed is noticed after this and SILENT: the end of its connection looks like
+that of a client that only sends no more.
+"""
 MERGE_EVERY = timedelta(seconds=60)
 """The last report is merged again, because the fleet may have been changed otherwise."""
 MERGE_TRIES_MAX = 5
@@ -137,12 +139,20 @@ class RemoteHosts:
         coming: Counter[str] = Counter()
         for other in moving:
             coming[other.targets[0]] += managed.memory_of(other.vm)
-        candidates = (
+        candidates = [
             Candidate(host, each.free_bytes - coming[host], avoid.get(host, 0), scope_vms[host])
             for each in managed.connected()
             if (host := each.host) != request.vm.host
-        )
-        return tuple(rank_targets(candidates, managed.memory_of(request.vm)))
+        ]
+        need_bytes = managed.memory_of(request.vm)
+        ranked = tuple(rank_targets(candidates, need_bytes))
+        if candidates and not ranked:
+            raise ImpactFailed(
+                f"{len(candidates)} other hosts are connected, and none has {need_bytes >> 20} MiB"
+                f" of free memory for {request.vm.name}",
+                vm=request.vm.name,
+            )
+        return ranked
 
     # --- what a daemon asks for
 

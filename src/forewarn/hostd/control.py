@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from forewarn.errors import Error, Invalid, Unavailable
+from forewarn.errors import Error, HostTaken, Invalid, Unavailable
 from forewarn.hostd.connection import ServerAddress, ServerLost
 from forewarn.hostd.inventory import Inventory, Report
 from forewarn.hostd.settings import HostToken
@@ -37,10 +37,6 @@ LOGGED_MAX = 100
 
 class TokenRejected(Unavailable, code="token_rejected"):
     """The server does not accept the token for this host."""
-
-
-class HostTaken(Unavailable, code="host_taken"):
-    """Another daemon is connected for this host."""
 
 
 class CallRefused(Error, code="call_refused"):
@@ -172,7 +168,7 @@ class Session:
     async def _talk_until_lost(self, calls: ServerCalls) -> None:
         try:
             await self._talk(calls)
-        except Unavailable as error:
+        except (Unavailable, HostTaken) as error:
             self._on_lost(error)
         await asyncio.sleep(self._pause(self._failures, len(self._servers)))
 
@@ -240,7 +236,7 @@ class Session:
         self._was_accepted = self._is_connected = True
         self._failures = 0
 
-    def _on_lost(self, error: Unavailable) -> None:
+    def _on_lost(self, error: Error) -> None:
         """Raise Invalid if the token was never accepted: only an operator can change that."""
         if isinstance(error, TokenRejected) and not self._was_accepted:
             raise Invalid(f"token_file: {error.message}", option="token_file") from error

@@ -191,7 +191,7 @@ def test_restarted_daemon_is_accepted_after_the_old_one_is_silent() -> None:
         await world.restart("web-0")
         first = await old.take()
         new = Daemon(world, "host-a", "s2")
-        await world.pass_time(14 * SECOND)
+        await world.pass_time(9 * SECOND)
         assert (await new.call("POST", "work", json={"session": "s2"})).status_code == 409
         await world.pass_time(2 * SECOND)
 
