@@ -130,8 +130,7 @@ inventory_seconds = 2
             self.daemons[name].start()
         for name, host_name in places.items():
             stack.enter_context(self.guests[name].with_disk())
-            domain = self.hosts[host_name].run_domain(self.guests[name].xml)
-            domain.setAutostart(1)
+            self.hosts[host_name].run_domain(self.guests[name].xml)
         self.wait_for(
             lambda: [scope["is_enabled"] for scope in self.ask("/scopes")["scopes"]] == [True, True]
         )
