@@ -5,7 +5,7 @@ It makes no calls to servers: `control.py` passes on what they ask for and what 
 
 import asyncio
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -166,8 +166,10 @@ class Worker:
         for other_key, other in [*self._calls.items()]:
             if other_key.vm == key.vm and other.is_watching:  # it is acted on again
                 self._end(other_key, other)
+        calls = (other for each, other in self._calls.items() if each.vm == key.vm)
+        before = [other.task for other in calls if other.task is not None]
         call = self._calls[key] = Call(request, request.tries)
-        call.task = asyncio.create_task(self._carry_out(key, call, old))
+        call.task = asyncio.create_task(self._carry_out(key, call, before))
 
     def _end(self, key: ImpactKey, call: Call) -> None:
         call.is_ending = True
@@ -178,11 +180,13 @@ class Worker:
         if self._calls.get(key) is call:
             del self._calls[key]
 
-    async def _carry_out(self, key: ImpactKey, call: Call, before: Call | None) -> None:
-        """Run the impact, after an earlier call for it has ended."""
+    async def _carry_out(
+        self, key: ImpactKey, call: Call, before: Sequence[asyncio.Task[None]]
+    ) -> None:
+        """Run the impact, after all earlier calls for the VM have ended: one may be cancelled."""
         try:
-            if before is not None and before.task is not None:
-                await asyncio.wait([before.task])
+            if before:
+                await asyncio.wait(before)
             async with self._slots:
                 log.info("impact started", vm=key.vm, type=call.request.type, event=key.event_id)
                 result = call.result = await self._run(call.request)

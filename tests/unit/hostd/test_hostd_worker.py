@@ -122,6 +122,16 @@ async def test_an_unwanted_impact_is_cancelled() -> None:
 @in_loop
 async def test_an_impact_that_comes_again_waits_for_the_cancelled_call() -> None:
     """Two calls for a VM at the same time would disturb each other."""
+    await cancel_then_start(next_event=1)
+
+
+@in_loop
+async def test_the_next_impact_of_a_vm_waits_for_the_cancelled_call() -> None:
+    """An operator completed the first event, and the VM is free for the second one."""
+    await cancel_then_start(next_event=2)
+
+
+async def cancel_then_start(next_event: int) -> None:
     async with fake_server() as server:
         daemon = Daemon(server)
         order: list[str] = []
@@ -132,7 +142,8 @@ async def test_an_impact_that_comes_again_waits_for_the_cancelled_call() -> None
                 try:
                     await asyncio.Event().wait() if request.tries == 1 else None
                 finally:
-                    await asyncio.sleep(0.05)
+                    if request.tries == 1:
+                        await until(daemon.worker.running)  # the second one is there
                     order.append(f"end {request.tries}")
                 return ImpactResult()
 
@@ -144,10 +155,10 @@ async def test_an_impact_that_comes_again_waits_for_the_cancelled_call() -> None
             server.cancelled.append((guid(1), "web-0"))
             await until(lambda: not daemon.worker.running())
             server.cancelled.clear()
-            server.want(tries=2)
+            server.want(event=next_event, tries=2)
             await until(lambda: server.results)
         assert order == ["start 1", "end 1", "start 2", "end 2"]
-        assert server.results == [DONE | {"tries": 2}]
+        assert server.results == [DONE | {"event_id": guid(next_event), "tries": 2}]
 
 
 @in_loop
