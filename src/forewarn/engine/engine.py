@@ -139,9 +139,9 @@ class Engine(Replica):
     def check_announcement(self, transaction: Transaction, command: Command) -> None:
         """Refuse to announce an event while the clock is off: its notice would begin now.
 
-        The reference time is no substitute. It seems to be in the past while records of the other
-        servers arrive late, such as after this process was stopped. A commit that arrives late is
-        refused by the store, because the lease of this server has ended by then.
+        The reference time cannot be used instead. It seems to be in the past while records of the
+        other servers arrive late, such as after this process was stopped. A commit that the store
+        carries out late is refused if the lease of this server has ended by then.
         """
         if not isinstance(command, Operation | Maintain | Degrade):
             return

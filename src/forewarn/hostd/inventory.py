@@ -30,7 +30,7 @@ RETRY_SECONDS_MAX = 10.0
 class ListedVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A VM of this host. The preferred one of its addresses comes first.
 
-    `ports` are the names of its interfaces on the host; servers are not told.
+    `ports` are the names of its interfaces on the host; servers do not need them.
     """
 
     name: Name
