@@ -54,7 +54,7 @@ def test_history_of_several_servers_is_in_order_over_many_segments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Positions grow for every reader, whichever server wrote and whenever segments began."""
-    monkeypatch.setattr(etcd, "SEGMENT_COMMITS", 7)
+    monkeypatch.setattr(etcd, "SEGMENT_VALUES", 7)
 
     async def main() -> None:
         url = shared_etcd().url(uuid4().hex)
@@ -91,7 +91,7 @@ def test_a_full_segment_does_not_make_the_store_look_newer_than_its_watch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An idle service would wait for a change that never comes."""
-    monkeypatch.setattr(etcd, "SEGMENT_COMMITS", 3)
+    monkeypatch.setattr(etcd, "SEGMENT_VALUES", 3)
 
     async def main() -> None:
         store = await open_store(shared_etcd().url(uuid4().hex))
@@ -104,11 +104,39 @@ def test_a_full_segment_does_not_make_the_store_look_newer_than_its_watch(
     asyncio.run(main())
 
 
+def test_commits_without_history_begin_no_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers without events write their clocks all day, and each segment costs a reader a call."""
+    monkeypatch.setattr(etcd, "SEGMENT_VALUES", 3)
+
+    async def main() -> None:
+        url = shared_etcd().url(uuid4().hex)
+        stores = [await open_store(url) for _ in range(2)]
+        for number in range(20):
+            await stores[number % 2].commit([Write(f"k{number}", b"", 0)])
+        await stores[0].commit([Write("event", b"", 0)], entries=b"x")
+        assert await segments_of(stores[0]) == 1
+        for number in range(12):  # another server, or one that started just now, counts on
+            await stores[1].close()
+            stores[1] = await open_store(url)
+            await stores[number % 2].commit([Write(f"more{number}", b"", 0)], entries=b"x")
+        assert 2 <= await segments_of(stores[0]) <= 5
+        assert len(await stores[0].history()) == 13
+        for one in stores:
+            await one.close()
+
+    asyncio.run(main())
+
+
+async def segments_of(store: Store) -> int:
+    assert isinstance(store, etcd.EtcdStore)
+    return len(await store._segments_between(0, POSITION_MAX))
+
+
 def test_history_is_kept_by_commits_whatever_else_etcd_is_used_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A neighbour's writes are revisions too, but not history."""
-    monkeypatch.setattr(etcd, "SEGMENT_COMMITS", 3)
+    monkeypatch.setattr(etcd, "SEGMENT_VALUES", 3)
 
     async def main() -> None:
         url, neighbour = shared_etcd().url(uuid4().hex), shared_etcd().url(uuid4().hex)

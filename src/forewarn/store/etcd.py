@@ -42,7 +42,8 @@ PAGE_FIRST, PAGE_MAX = 100, 5000
 PAGE_BYTES = 4 * 1024 * 1024
 HISTORY_PAGE = 100
 """A history value may have 256 KiB, and each call has a time limit."""
-SEGMENT_COMMITS = 500
+SEGMENT_VALUES = 500
+"""How many history values a segment has at least, before the next one begins."""
 SEGMENT_TRIES_MAX = 10
 TRIM_OPERATIONS = 100
 CONFIRM_SECONDS = 1.0
@@ -62,6 +63,7 @@ class EtcdStore(LeaseKeeper):
         self._client = client
         self._prefix = prefix
         self._segment = FIRST_SEGMENT
+        self._values_in_segment = 0
         self._quiet = (0, 0)
         self._compacting = asyncio.create_task(self._compact_forever(retention_seconds))
 
@@ -108,14 +110,17 @@ class EtcdStore(LeaseKeeper):
         *,
         etcd_lease: int = 0,
     ) -> int:
-        compared = check_commit(writes, checks, entries)
+        compared, has_value = check_commit(writes, checks, entries), entries is not None
         for _ in range(SEGMENT_TRIES_MAX):
             segment = self._segment
             request = self._transaction(writes, compared, entries, etcd_lease)
             response = await self._client.write(request)
             if response.succeeded:
-                if response.responses[0].response_put.prev_kv.version >= SEGMENT_COMMITS:
-                    self._segment = max(self._segment, segment + 1)  # the next commit begins it
+                if segment == self._segment:
+                    before = int(response.responses[0].response_put.prev_kv.value or 0)
+                    self._values_in_segment = max(self._values_in_segment, before) + has_value
+                    if self._values_in_segment >= SEGMENT_VALUES:
+                        self._enter(segment + 1)  # the next commit begins it
                 return int(response.header.revision)
             segments, *found = (each.response_range for each in response.responses)
             for each, range_ in zip(compared, found, strict=True):
@@ -204,8 +209,12 @@ class EtcdStore(LeaseKeeper):
 
     def _revision(self, segments: Any) -> int:
         """The revision of the store: that of its last commit, and not of other uses of etcd."""
-        self._segment = max([self._segment, *(segment_number(each.key) for each in segments.kvs)])
+        self._enter(max((segment_number(each.key) for each in segments.kvs), default=0))
         return max((int(each.mod_revision) for each in segments.kvs), default=0)
+
+    def _enter(self, segment: int) -> None:
+        if segment > self._segment:
+            self._segment, self._values_in_segment = segment, 0
 
     def _transaction(
         self,
@@ -215,7 +224,8 @@ class EtcdStore(LeaseKeeper):
         etcd_lease: int,
     ) -> Any:
         newest = f"{self._segment:010}"
-        changes = [rpc.PutRequest(key=self._key("segment", newest), prev_kv=True)]
+        count = str(self._values_in_segment + (entries is not None)).encode()
+        changes = [rpc.PutRequest(key=self._key("segment", newest), value=count, prev_kv=True)]
         for write in writes:
             key = self._key("record", write.key)
             if write.value is not None:

@@ -2,13 +2,14 @@
 
     forewarn                    the version of this layout
     record/{key}                a record, or a lease's record, which is attached to an etcd lease
-    segment/{number}            every commit puts the newest one: its revision is the store's
+    segment/{number}            every commit puts the newest one: its revision is the store's,
+                                and its value about how many history values it has
     history/{number}/{id}       a history value; its revision is its position
 
 etcd chooses the revision of a commit, so the key of a history value cannot contain its position.
-Values are therefore collected in segments of some hundred commits. A commit is refused if a later
-segment exists, so all positions of a segment are below those of the next, and reading a page sorts
-no more than a segment.
+Values are therefore collected in segments of some hundred. A commit is refused if a later segment
+exists, so all positions of a segment are below those of the next, and reading a page sorts no more
+than a segment.
 """
 
 from collections.abc import Iterable, Sequence
