@@ -2,7 +2,8 @@
 
 While other servers hold a lease, each server writes its time into the record `clock/{server}`, and
 compares the records of the others with its own clock as they arrive. A server that starts asks the
-others to write, so that it knows within milliseconds. A lone server writes nothing.
+others to write, so that it knows within milliseconds. A lone server writes nothing, except after a
+commit that got no reply: every announcement compares the record, so a late one is refused then.
 
 The reference is the lower median of all clocks: of two servers the one that is ahead is off,
 because an event that starts late breaks no promise.
@@ -50,6 +51,7 @@ class ClockSkew:
         self._compare_until: datetime | None = None
         self._offsets: dict[str, deque[float]] = {}
         self._is_asked = False
+        self._write_at = engine.clock.now()
         self._woken = asyncio.Event()
         engine.on_change("clock", self._compare)
         engine.on_change("lease", lambda before, after: self._woken.set())
@@ -67,23 +69,32 @@ class ClockSkew:
         """Write this server's time while there are others to read it, until cancelled."""
         engine, clock, key = self._engine, self._engine.clock, CLOCK_KEY.format(server)
         self._server, self._compare_until = server, None
-        write_at = clock.now()
+        self._write_at = clock.now()
+        engine.clock_key, engine.on_unknown_outcome = key, self._ask
         while True:  # ends when cancelled
             self._woken.clear()
             self._evaluate()
-            others, is_due = self._others(), clock.now() >= write_at or self._is_asked
-            if others and engine.is_ready and (is_due or self._is_comparing()):
-                self._is_asked, write_at = False, clock.now() + self._every
+            is_due = clock.now() >= self._write_at or self._is_comparing()
+            if self._is_wanted() and engine.is_ready and is_due:
+                self._is_asked, self._write_at = False, clock.now() + self._every
                 try:
                     await engine.update([key], self._write, by=server, lease=lease)
                     self._compare_until = self._compare_until or clock.now() + COMPARE_FOR_MAX
                 except Error as error:
-                    write_at = clock.now() + RETRY
+                    self._is_asked, self._write_at = True, clock.now() + RETRY
                     engine.throttled_log.warn("clock not written", problem=error.message)
             self._evaluate()  # the time for comparing may have passed meanwhile
             if self._is_comparing() or not engine.is_ready:
-                write_at = min(write_at, clock.now() + RETRY)
-            await wait_for(clock, self._woken, write_at if others else None)
+                self._write_at = min(self._write_at, clock.now() + RETRY)
+            await wait_for(clock, self._woken, self._write_at if self._is_wanted() else None)
+
+    def _ask(self) -> None:
+        """Write soon: another server asks, or a commit that got no reply must fail from now on."""
+        self._is_asked, self._write_at = True, self._engine.clock.now()
+        self._woken.set()
+
+    def _is_wanted(self) -> bool:
+        return self._is_asked or bool(self._others())
 
     def _others(self) -> list[str]:
         """The other servers that hold a lease."""
@@ -107,8 +118,7 @@ class ClockSkew:
         if reading is None or reading.server == self._server or not self._engine.is_ready:
             return
         if reading.asks:
-            self._is_asked = True
-            self._woken.set()
+            self._ask()
         offset = (self._engine.clock.now() - reading.at).total_seconds()
         self._offsets.setdefault(reading.server, deque(maxlen=OFFSETS_MAX)).append(offset)
         self._evaluate()

@@ -5,7 +5,6 @@ scope, several at a time. No other module calls `store.commit`.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import chain
@@ -13,7 +12,6 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from forewarn.core.change import ChangeKind
 from forewarn.core.command import Back, Command, Degrade, Maintain, Operation, Seen
 from forewarn.core.fleet import Scope
 from forewarn.core.lifecycle import is_enabled
@@ -22,14 +20,13 @@ from forewarn.core.timing import Timing
 from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.clock import Clock
 from forewarn.engine.command_queue import CommandQueues
-from forewarn.engine.entry import Entry, encode_all
+from forewarn.engine.entry import encode_all, log_all
 from forewarn.engine.last_polls import POLLED_KEY
 from forewarn.engine.record import CLOCK, DECLARED, FLOOR, HOSTS, RAW, Floor, Hosts
 from forewarn.engine.record_cache import ABSENT, Versioned, describe, kind_of, name_of
 from forewarn.engine.replica import SCOPE_KEY, SEEN_KEY, Replica
 from forewarn.engine.transaction import LeaseLost, Transaction
 from forewarn.errors import Conflict, Error, Invalid, StoreLost, StoreUnusable, Unavailable
-from forewarn.log import log
 from forewarn.store.base import Lease, RevisionCheck, Store, Write
 
 T = TypeVar("T")
@@ -51,16 +48,6 @@ UNHEALTHY_FOR = timedelta(seconds=15)
 SEEN_SECONDS_MAX = 2.0
 SEEN_AGAIN_SECONDS = 5.0
 
-LEVEL = {
-    ChangeKind.CLAIMED: logging.DEBUG,
-    ChangeKind.JOINED: logging.DEBUG,
-    ChangeKind.LEFT: logging.DEBUG,
-    ChangeKind.UPDATED: logging.DEBUG,
-    ChangeKind.IMPACT_FAILED: logging.WARNING,
-    ChangeKind.FAILED: logging.ERROR,
-}
-"""The log level of changes that are not INFO. A whole fleet may join in one apply."""
-
 
 class Engine(Replica):
     """A replica that writes. Any number of engines may share one store; revisions decide races."""
@@ -70,6 +57,9 @@ class Engine(Replica):
         self.timing = timing
         self.clock_skew_seconds = 0.0
         self.server_lease: Lease | None = None
+        self.clock_key = ""
+        """The record that announcements compare; `on_unknown_outcome` is called to write it."""
+        self.on_unknown_outcome: Callable[[], None] = lambda: None
         self.clock_compared = asyncio.Event()  # commands wait for it
         self.clock_compared.set()
         self._lost_at: datetime | None = None
@@ -141,12 +131,15 @@ class Engine(Replica):
 
         The reference time cannot be used instead. It seems to be in the past while records of the
         other servers arrive late, such as after this process was stopped. A commit that the store
-        carries out late is refused if the lease of this server has ended by then.
+        carries out late is refused if the lease of this server has ended by then, or if this server
+        has got no reply and has written its clock since.
         """
         if not isinstance(command, Operation | Maintain | Degrade):
             return
         if self.server_lease is not None:
             self.require(transaction, self.server_lease)
+        if self.clock_key:
+            transaction.get(self.clock_key)
         if self.is_clock_off:
             skew = f"{self.clock_skew_seconds:+.1f} s"
             raise Unavailable(
@@ -244,18 +237,20 @@ class Engine(Replica):
         began = loop.time()
         try:
             revision = await self.store.commit(encoded, checks, encode_all(entries))
-        except (StoreLost, StoreUnusable):
-            self._lost_at = self.clock.now()
+        except Conflict:
+            raise
+        except BaseException as error:  # a commit that was cancelled may happen, too
+            if isinstance(error, StoreLost | StoreUnusable):
+                self._lost_at = self.clock.now()
+            if self.clock_key in reads and self.clock_key not in writes:
+                self.on_unknown_outcome()
             raise
         self._lost_at = None
         self.metrics.store.add(loop.time() - began)
         transaction.committed_at = revision
         for key, value in writes.items():
             self.show(key, value, revision)
-        for entry in entries:
-            level = LEVEL.get(entry.what, logging.INFO)
-            if log.isEnabledFor(level):
-                log.logger.log(level, entry.what, extra={"facts": facts_of(entry)})
+        log_all(entries)
         self.publish(entries)
 
     def _keep_floor(self, transaction: Transaction) -> None:
@@ -402,9 +397,3 @@ async def _within_limit(work: Awaitable[T]) -> T:
             return await work
     except TimeoutError:
         raise StoreLost(f"the store did not answer within {UPDATE_SECONDS_MAX:g} s") from None
-
-
-def facts_of(entry: Entry) -> dict[str, str]:
-    """An entry's fields that are not empty, for the log."""
-    facts = {name: getattr(entry, name) for name in ("scope", "event", "vm", "detail", "by")}
-    return {name: value for name, value in facts.items() if value}

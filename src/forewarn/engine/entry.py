@@ -4,6 +4,7 @@ All entries of a commit are one value in the store. The number of an entry is it
 numbers only grow and are not dense.
 """
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -12,6 +13,7 @@ from msgspec.structs import asdict, force_setattr
 
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.event import Cause, EventType
+from forewarn.log import log
 from forewarn.store.base import HistoryValue
 
 ENTRIES_MAX = 4096
@@ -41,6 +43,17 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+LEVEL = {
+    ChangeKind.CLAIMED: logging.DEBUG,
+    ChangeKind.JOINED: logging.DEBUG,
+    ChangeKind.LEFT: logging.DEBUG,
+    ChangeKind.UPDATED: logging.DEBUG,
+    ChangeKind.IMPACT_FAILED: logging.WARNING,
+    ChangeKind.FAILED: logging.ERROR,
+}
+"""The log level of changes that are not INFO. A whole fleet may join in one apply."""
+LOGGED = ("scope", "event", "vm", "detail", "by")
+
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 _ENTRY = msgspec.json.Decoder(Entry)
 
@@ -57,6 +70,14 @@ def encode_all(entries: Sequence[Entry]) -> bytes | None:
         for entry in entries
     ]
     return msgspec.json.encode(fields) if fields else None
+
+
+def log_all(entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        level = LEVEL.get(entry.what, logging.INFO)
+        if log.isEnabledFor(level):
+            facts = {name: value for name in LOGGED if (value := getattr(entry, name))}
+            log.logger.log(level, entry.what, extra={"facts": facts})
 
 
 def decode_all(value: HistoryValue) -> list[Entry]:
