@@ -18,7 +18,7 @@ from forewarn.core.change import Change, ChangeKind
 from forewarn.core.draft import Draft
 from forewarn.core.event import Event, Impact, ImpactState
 from forewarn.core.fleet import Scope
-from forewarn.engine import worker
+from forewarn.engine import impact_job, worker
 from forewarn.engine.engine import Engine
 
 EARLY = timedelta(seconds=5)
@@ -78,7 +78,7 @@ def ignore_claims() -> None:
 
     machine.RULES[commands.Claim], machine.RULES[commands.Finish] = take, record
     lifecycle.is_due = is_due
-    worker.Worker._is_ours = lambda *arguments: True  # type: ignore[method-assign]
+    impact_job.ImpactJob._is_ours = lambda *arguments: True  # type: ignore[method-assign]
 
 
 PLANTED: dict[str, Callable[[], None]] = {

@@ -308,7 +308,7 @@ def test_platform_call_is_cancelled_when_its_scope_is_deleted() -> None:
         await operations.apply(Fleet(scopes=FLEET.scopes[1:], hosts=()), by="ann")
         await world.clock.advance(timedelta(0))
 
-        assert loops._running == {}
+        assert loops._running == set()
         await ended(task)
 
     run_in_world(main)
