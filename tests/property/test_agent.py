@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forewarn.agent.journal import Journal
-from forewarn.agent.participants import LocalPrograms
+from forewarn.agent.participants import Participants
 from forewarn.agent.progress import (
     EntryKind,
     Progress,
@@ -240,7 +240,7 @@ def test_agent_starts_with_any_damaged_line(data: st.DataObject) -> None:
         path.write_bytes(b"\n".join(lines) + b"\n")
 
         journal = UnsyncedJournal(path)
-        shared = AgentContext("web-0", journal, LocalPrograms(), clock, Counters())
+        shared = AgentContext("web-0", journal, Participants(), clock, Counters())
         for progress in journal.progress.values():
             workflow = Workflow(Rule("r"), progress.event, shared)
             workflow.update(progress.event)
@@ -316,7 +316,7 @@ class Restarts:
         }
         before = {name: self.runs[name] for name in self.runs}
         workflow = Workflow(
-            self.rule, reboot(), AgentContext("web-0", journal, LocalPrograms(), clock, Counters())
+            self.rule, reboot(), AgentContext("web-0", journal, Participants(), clock, Counters())
         )
         try:
             if change == "over":

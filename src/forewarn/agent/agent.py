@@ -6,12 +6,12 @@ document has no thread.
 """
 
 import threading
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from datetime import UTC, datetime
 
 from forewarn.agent.approver import Approver
 from forewarn.agent.journal import Journal, JournalLost
-from forewarn.agent.participants import LocalPrograms
+from forewarn.agent.participants import Participants
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import Rule, first_match, seconds_to_not_before
 from forewarn.agent.settings import AgentSettings
@@ -58,7 +58,7 @@ class Agent:
     client: Client
     journal: Journal
     _: KW_ONLY
-    programs: LocalPrograms | None = None
+    programs: Participants = field(default_factory=Participants)
     clock: ClientClock = CLOCK
     is_dry_run: bool = False
     is_once: bool = False
@@ -69,7 +69,7 @@ class Agent:
         self._context = AgentContext(
             self.settings.name,
             self.journal,
-            self.programs or LocalPrograms(),
+            self.programs,
             self.clock,
             Counters(),
             wait_for_others=not self.is_once,
@@ -119,10 +119,10 @@ class Agent:
         self.config_error = ""
         log.info("rules loaded", rules=len(settings.rules))
         changed = [
-            field.name
-            for field in fields(settings)
-            if field.name not in ("rules", "hooks")
-            and getattr(old, field.name) != getattr(settings, field.name)
+            one.name
+            for one in fields(settings)
+            if one.name not in ("rules", "hooks")
+            and getattr(old, one.name) != getattr(settings, one.name)
         ]
         if changed:
             log.warning("these settings need a restart", settings=", ".join(changed))

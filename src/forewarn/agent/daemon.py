@@ -19,6 +19,7 @@ from pathlib import Path
 from forewarn.agent.agent import Agent, quiet_seconds_max
 from forewarn.agent.journal import Journal
 from forewarn.agent.participant_socket import ParticipantSocket
+from forewarn.agent.participants import Participants
 from forewarn.agent.settings import AgentSettings, load
 from forewarn.agent.status import to_json, to_line
 from forewarn.agent.steps.base import WorkflowPhase
@@ -94,11 +95,7 @@ class Daemon:
         self._client = Client(settings.endpoint, api_version=settings.api_version)
         stack.callback(self._client.close)
         stack.callback(self._stop.set)
-        programs = None
-        if socket is not None:
-            programs = ParticipantSocket(
-                socket, lambda: to_json(self._agent.status()), resumed=_events_in_prepare(journal)
-            )
+        programs = Participants(resumed=_events_in_prepare(journal) if socket else ())
         self._agent = self.make_agent(
             settings,
             self._client,
@@ -107,9 +104,9 @@ class Daemon:
             is_dry_run=options.is_dry_run,
             is_once=options.is_once,
         )
-        if programs is not None:
-            programs.open()
-            stack.callback(programs.close)
+        if socket is not None:
+            opened = ParticipantSocket(socket, programs, lambda: to_json(self._agent.status()))
+            stack.callback(opened.close)
         if listen:
             self._open_port(listen, stack)
         self._serve(settings)

@@ -5,6 +5,9 @@ status port.
 import socket
 import socketserver
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from forewarn.log import log
 
@@ -22,7 +25,7 @@ class LimitedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def start(self, name: str) -> None:
         self._stopped = threading.Event()
-        self._slots = threading.BoundedSemaphore(self.connections_max)
+        self._open: set[Any] = set()  # only the thread that accepts adds to it
         self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
         self._thread.start()
 
@@ -31,6 +34,8 @@ class LimitedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._thread.join()
         self.server_close()
+        for connection in tuple(self._open):
+            hang_up(connection)
 
     def _accept(self) -> None:
         while not self._stopped.is_set():
@@ -46,21 +51,35 @@ class LimitedServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             raise
 
     def verify_request(self, request: object, client_address: object) -> bool:
-        return self._slots.acquire(blocking=False)
+        if len(self._open) >= self.connections_max:
+            return False
+        self._open.add(request)
+        return True
 
-    def process_request(self, request: object, client_address: object) -> None:
-        try:
-            super().process_request(request, client_address)  # type: ignore[arg-type]
-        except BaseException:  # no thread could be started, so none will release the slot
-            self._slots.release()
-            raise
-
-    def process_request_thread(self, request: object, client_address: object) -> None:
-        try:
-            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
-        finally:
-            self._slots.release()
+    def shutdown_request(self, request: Any) -> None:
+        """The end of every connection, even of one for which no thread could be started."""
+        self._open.discard(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A connection that fails costs only that connection."""
         log.exception("unexpected error on a connection")
+
+
+def hang_up(connection: socket.socket) -> None:
+    """From any thread: the reading thread sees the end of the connection."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def time_limit(connection: socket.socket, seconds: float) -> Iterator[threading.Timer]:
+    """Hang up if it takes longer, unless the timer is cancelled. The other side may be gone."""
+    timer = threading.Timer(seconds, hang_up, (connection,))
+    timer.daemon = True
+    timer.start()
+    try:
+        with suppress(OSError):
+            yield timer
+    finally:
+        timer.cancel()

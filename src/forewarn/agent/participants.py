@@ -1,5 +1,4 @@
 """Which local programs take part, which of them the agent waits for before an event, and how long.
-Pure.
 
 A program that is notified of prepare has ANSWER_SECONDS to answer. It may ask for more,
 EXTENSIONS_MAX times and each time for at most EXTENSION_SECONDS_MAX from then on, but never past
@@ -8,13 +7,17 @@ the deadline of the phase, which leaves the reserve for the approval.
 
 import json
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from forewarn.agent.progress import event_to_json, truncate
 from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 from forewarn.errors import Invalid, NotFound, Refused, Unavailable
+from forewarn.log import log
 
 ANSWER_SECONDS = 30.0
 EXTENSION_SECONDS_MAX = 300.0
@@ -26,21 +29,10 @@ RESOURCES_BYTES_MAX = 64 * 1024
 Message = Mapping[str, object]
 
 
-class LocalPrograms:
-    """What a workflow needs of local programs. These are none; `ParticipantSocket` has some.
+class Program(Protocol):
+    """A local program. `send` never blocks."""
 
-    `deadline` is on the monotonic clock.
-    """
-
-    def begin(self, event: Event, phase: WorkflowPhase, deadline: float) -> None:
-        """Notify the registered programs. Only prepare waits for their answers."""
-
-    def all_ready(self, event_id: str) -> bool:
-        """Whether no program needs more time for this event."""
-        return True
-
-    def names(self) -> tuple[str, ...]:
-        return ()
+    def send(self, message: Message) -> None: ...
 
 
 @dataclass(slots=True)
@@ -53,10 +45,10 @@ class PhaseNotice:
     phase: WorkflowPhase
     deadline: float
     complete_at: float = -math.inf
-    awaited: dict[Hashable, float] = field(default_factory=dict)
-    extensions: dict[Hashable, int] = field(default_factory=dict)
+    awaited: dict[Program, float] = field(default_factory=dict)
+    extensions: dict[Program, int] = field(default_factory=dict)
 
-    def await_answer(self, program: Hashable, now: float) -> None:
+    def await_answer(self, program: Program, now: float) -> None:
         if self.phase is WorkflowPhase.PREPARE:
             self.awaited[program] = min(now + ANSWER_SECONDS, self.deadline)
 
@@ -77,66 +69,87 @@ class PhaseNotice:
 
 class Participants:
     """The registered programs and their names, the current notices by the event's key, and who has
-    answered them.
+    answered them. Its methods may be called from any thread. They send under the lock, so responses
+    and notices keep their order.
 
     `resumed` are the events that an earlier process was preparing for. Its connections are gone, so
-    programs have ANSWER_SECONDS from `since` to come back.
+    programs have ANSWER_SECONDS to come back. Deadlines are on the `monotonic` clock.
     """
 
-    def __init__(self, *, resumed: Iterable[str] = (), since: float = -math.inf) -> None:
-        self.programs: dict[Hashable, str] = {}
+    def __init__(
+        self, *, resumed: Iterable[str] = (), monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.programs: dict[Program, str] = {}
         self.notices: dict[str, PhaseNotice] = {}
+        self._lock = threading.Lock()
+        self._monotonic = monotonic
         self._resumed = frozenset(resumed)
-        self._complete_at = since + ANSWER_SECONDS
+        self._complete_at = monotonic() + ANSWER_SECONDS
 
-    def begin(self, event: Event, phase: WorkflowPhase, *, deadline: float, now: float) -> Message:
-        """Returns what all programs must be sent. Recover is the last phase: its notice is dropped
-        when the next one begins.
+    def begin(self, event: Event, phase: WorkflowPhase, deadline: float) -> None:
+        """Notify all programs that are registered, and those that register before it is over. Only
+        prepare waits for their answers. Recover is the last phase: its notice is dropped when the
+        next one begins.
         """
-        self.notices = {
-            key: notice
-            for key, notice in self.notices.items()
-            if notice.phase is not WorkflowPhase.RECOVER and key != event.key
-        }
-        while len(self.notices) >= NOTICES_MAX:
-            del self.notices[next(iter(self.notices))]
-        notice = self.notices[event.key] = PhaseNotice(event, phase, deadline)
-        if phase is WorkflowPhase.PREPARE and event.key in self._resumed:
-            notice.complete_at = self._complete_at
-        for program in self.programs:
-            notice.await_answer(program, now)
-        return notice.to_json(now)
+        with self._lock:
+            self.notices = {
+                key: notice
+                for key, notice in self.notices.items()
+                if notice.phase is not WorkflowPhase.RECOVER and key != event.key
+            }
+            while len(self.notices) >= NOTICES_MAX:
+                del self.notices[next(iter(self.notices))]
+            notice = self.notices[event.key] = PhaseNotice(event, phase, deadline)
+            if phase is WorkflowPhase.PREPARE and event.key in self._resumed:
+                notice.complete_at = self._complete_at
+            for program in self.programs:
+                self._notify(program, notice)
 
-    def all_ready(self, event_id: str, now: float) -> bool:
-        notice = self.notices.get(event_id.upper())
-        if notice is None or now >= notice.deadline:
-            return True
-        return now >= notice.complete_at and all(end <= now for end in notice.awaited.values())
+    def _notify(self, program: Program, notice: PhaseNotice) -> None:
+        now = self._monotonic()
+        notice.await_answer(program, now)
+        program.send(notice.to_json(now))
 
-    def leave(self, program: Hashable) -> str | None:
-        """Returns its name, if it had registered."""
-        for notice in self.notices.values():
-            notice.awaited.pop(program, None)
-            notice.extensions.pop(program, None)
-        return self.programs.pop(program, None)
+    def all_ready(self, event_id: str) -> bool:
+        """Whether no program needs more time for this event."""
+        with self._lock:
+            now = self._monotonic()
+            notice = self.notices.get(event_id.upper())
+            if notice is None or now >= notice.deadline:
+                return True
+            return now >= notice.complete_at and all(end <= now for end in notice.awaited.values())
 
-    def handle(self, program: Hashable, request: Message, now: float) -> Iterator[Message]:
-        """The responses to `register`, `ready` or `more`."""
-        if "register" in request:
-            yield from self._register(program, request["register"], now)
-        elif "ready" in request:
-            notice = self._find(request["ready"])
-            notice.awaited.pop(program, None)
-            yield {"ready": notice.event.id}
-        elif "more" in request:
-            notice = self._find(request["more"])
-            seconds = _extend(notice, program, request.get("seconds"), now)
-            yield {"more": notice.event.id, "seconds": round(seconds, 1)}
-        else:
-            got = ", ".join(request)[:60] or "nothing"
-            raise Invalid(f"the line has {got}; expected register, ready, more or status")
+    def names(self) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(sorted(self.programs.values()))
 
-    def _register(self, program: Hashable, name: object, now: float) -> Iterator[Message]:
+    def leave(self, program: Program) -> None:
+        with self._lock:
+            for notice in self.notices.values():
+                notice.awaited.pop(program, None)
+                notice.extensions.pop(program, None)
+            name = self.programs.pop(program, None)
+        if name is not None:
+            log.info("a program disconnected", application=name)
+
+    def handle(self, program: Program, request: Message) -> None:
+        """Respond to `register`, `ready` or `more`."""
+        with self._lock:
+            if "register" in request:
+                self._register(program, request["register"])
+            elif "ready" in request:
+                notice = self._find(request["ready"])
+                notice.awaited.pop(program, None)
+                program.send({"ready": notice.event.id})
+            elif "more" in request:
+                notice = self._find(request["more"])
+                seconds = _extend(notice, program, request.get("seconds"), self._monotonic())
+                program.send({"more": notice.event.id, "seconds": round(seconds, 1)})
+            else:
+                got = ", ".join(request)[:60] or "nothing"
+                raise Invalid(f"the line has {got}; expected register, ready, more or status")
+
+    def _register(self, program: Program, name: object) -> None:
         """A program that registers late is notified of all events that are not over."""
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
             expected = "the program's name, 1 to 100 printable characters"
@@ -145,11 +158,13 @@ class Participants:
         if is_new and len(self.programs) >= PROGRAMS_MAX:
             raise Unavailable(f"{PROGRAMS_MAX} programs have registered, which is the limit")
         self.programs[program] = name
-        yield {"registered": name}
-        for notice in self.notices.values() if is_new else ():
+        program.send({"registered": name})
+        if not is_new:
+            return
+        log.info("a program registered", application=name)
+        for notice in self.notices.values():
             if notice.phase is not WorkflowPhase.RECOVER:
-                notice.await_answer(program, now)
-                yield notice.to_json(now)
+                self._notify(program, notice)
 
     def _find(self, event_id: object) -> PhaseNotice:
         notice = self.notices.get(event_id.upper()) if isinstance(event_id, str) else None
@@ -158,7 +173,7 @@ class Participants:
         return notice
 
 
-def _extend(notice: PhaseNotice, program: Hashable, seconds: object, now: float) -> float:
+def _extend(notice: PhaseNotice, program: Program, seconds: object, now: float) -> float:
     """How long the agent waits from now. An extension never makes it shorter."""
     if program not in notice.awaited:
         reason = "it is ready, has not registered, or prepare is over"

@@ -3,13 +3,11 @@
 Imported only when `listen` is set: http.server costs memory that most agents do not need to spend.
 """
 
-import contextlib
 import socket
-import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 
-from forewarn.agent.limited_server import LimitedServer
+from forewarn.agent.limited_server import LimitedServer, time_limit
 from forewarn.agent.status import AgentStatus, to_prometheus
 from forewarn.errors import Unavailable
 
@@ -49,18 +47,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle(self) -> None:
         """`BaseHTTPRequestHandler.timeout` would limit each read, not the whole request."""
-        timer = threading.Timer(REQUEST_SECONDS_MAX, self._hang_up)
-        timer.daemon = True
-        timer.start()
-        try:
-            with contextlib.suppress(OSError):  # the client has gone, or was too slow
-                super().handle()
-        finally:
-            timer.cancel()
-
-    def _hang_up(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
+        with time_limit(self.connection, REQUEST_SECONDS_MAX):
+            super().handle()
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]

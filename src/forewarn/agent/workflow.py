@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forewarn.agent.journal import Journal
-from forewarn.agent.participants import LocalPrograms
+from forewarn.agent.participants import Participants
 from forewarn.agent.plan import Sighting, is_outdated, next_phase, wants_approval
 from forewarn.agent.progress import EntryKind, Progress, for_journal
 from forewarn.agent.rules import (
@@ -49,7 +49,7 @@ class AgentContext:
 
     vm: str
     journal: Journal
-    programs: LocalPrograms
+    programs: Participants
     clock: ClientClock
     counters: Counters
     wait_for_others: bool = True

@@ -12,7 +12,7 @@ from typing import cast
 
 from forewarn.agent.agent import Agent
 from forewarn.agent.journal import Journal
-from forewarn.agent.participants import LocalPrograms
+from forewarn.agent.participants import Participants
 from forewarn.agent.rules import ApproveWhen, PlannedStep, Rule, StepOptions
 from forewarn.agent.settings import AgentSettings
 from forewarn.agent.status import Counters
@@ -107,9 +107,9 @@ class World:
     ) -> PlannedStep:
         return PlannedStep(RecordingStep(name, self.ran, effect), StepOptions(**options))  # type: ignore[arg-type]
 
-    def context(self, programs: LocalPrograms | None = None) -> AgentContext:
+    def context(self, programs: Participants | None = None) -> AgentContext:
         clock = self.time.clock()
-        return AgentContext("web-0", self.journal, programs or LocalPrograms(), clock, Counters())
+        return AgentContext("web-0", self.journal, programs or Participants(), clock, Counters())
 
     def workflow(self, rule: Rule, event: Event, context: AgentContext | None = None) -> Workflow:
         workflow = Workflow(rule, event, context or self.context())

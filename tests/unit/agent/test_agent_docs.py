@@ -15,6 +15,7 @@ from forewarn.agent import settings
 from forewarn.agent.__main__ import main
 from forewarn.agent.config_reader import settings_of
 from forewarn.agent.participant_socket import ParticipantSocket
+from forewarn.agent.participants import Participants
 from forewarn.agent.rules import Rule, StepOptions
 from forewarn.agent.settings import AgentSettings
 from forewarn.agent.steps.base import WorkflowPhase
@@ -75,8 +76,8 @@ def test_program_in_the_page_works() -> None:
             is_flushing.set()
             may_go_on.wait(20)
 
-        programs = ParticipantSocket(path, dict)
-        programs.open()
+        programs = Participants()
+        opened = ParticipantSocket(path, programs, dict)
         event = Event("E1", "Reboot", "Scheduled")
         programs.begin(event, WorkflowPhase.PREPARE, time.monotonic() + 900)
         program = threading.Thread(
@@ -91,7 +92,7 @@ def test_program_in_the_page_works() -> None:
         assert any(programs.all_ready("E1") or is_warm.wait(0.01) for _ in range(2000))
         programs.begin(event, WorkflowPhase.RECOVER, time.monotonic() + 300)
         assert is_warm.wait(20)
-        programs.close()
+        opened.close()
         program.join(20)
 
 

@@ -7,7 +7,7 @@ import json
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +17,11 @@ import pytest
 from forewarn.agent.participant_socket import (
     CONNECTIONS_MAX,
     LINE_BYTES_MAX,
+    REGISTER_SECONDS_MAX,
     ParticipantSocket,
     request_status,
 )
-from forewarn.agent.participants import PROGRAMS_MAX
+from forewarn.agent.participants import PROGRAMS_MAX, Participants
 from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 from forewarn.errors import Invalid, Unavailable
@@ -82,13 +83,22 @@ def path() -> Iterator[Path]:
 
 
 @contextmanager
-def serving(path: Path, time: Time) -> Iterator[ParticipantSocket]:
-    programs = ParticipantSocket(path, lambda: {"name": "web-0"}, monotonic=time)
-    programs.open()
+def serving(
+    path: Path,
+    time: Time,
+    get_status: Callable[[], dict[str, object]] = lambda: {"name": "web-0"},
+    *,
+    resumed: tuple[str, ...] = (),
+    register_seconds_max: float = REGISTER_SECONDS_MAX,
+) -> Iterator[Participants]:
+    programs = Participants(resumed=resumed, monotonic=time)
+    opened = ParticipantSocket(
+        path, programs, get_status, register_seconds_max=register_seconds_max
+    )
     try:
         yield programs
     finally:
-        programs.close()
+        opened.close()
 
 
 @pytest.fixture
@@ -97,7 +107,7 @@ def time() -> Time:
 
 
 @pytest.fixture
-def programs(path: Path, time: Time) -> Iterator[ParticipantSocket]:
+def programs(path: Path, time: Time) -> Iterator[Participants]:
     with serving(path, time) as opened:
         yield opened
 
@@ -108,9 +118,7 @@ def settle(path: Path) -> None:
     request_status(path)
 
 
-def test_program_is_notified_and_awaited_until_ready(
-    path: Path, programs: ParticipantSocket
-) -> None:
+def test_program_is_notified_and_awaited_until_ready(path: Path, programs: Participants) -> None:
     with Program(path) as program:
         assert program.ask(register="db") == {"registered": "db"}
         programs.begin(REBOOT, WorkflowPhase.PREPARE, 1810.0)
@@ -135,7 +143,7 @@ def test_program_is_notified_and_awaited_until_ready(
         assert programs.all_ready("E1")
 
 
-def test_program_can_extend_its_time(path: Path, time: Time, programs: ParticipantSocket) -> None:
+def test_program_can_extend_its_time(path: Path, time: Time, programs: Participants) -> None:
     with Program(path) as program:
         program.ask(register="db")
         programs.begin(REBOOT, WorkflowPhase.PREPARE, 1810.0)
@@ -148,7 +156,7 @@ def test_program_can_extend_its_time(path: Path, time: Time, programs: Participa
         assert programs.all_ready("E1")
 
 
-def test_disconnected_program_is_not_awaited(path: Path, programs: ParticipantSocket) -> None:
+def test_disconnected_program_is_not_awaited(path: Path, programs: Participants) -> None:
     """A crashed program must not cost the VM its notice."""
     with Program(path) as program:
         program.ask(register="db")
@@ -160,7 +168,7 @@ def test_disconnected_program_is_not_awaited(path: Path, programs: ParticipantSo
     assert programs.names() == ()
 
 
-def test_late_program_is_notified(path: Path, programs: ParticipantSocket) -> None:
+def test_late_program_is_notified(path: Path, programs: Participants) -> None:
     programs.begin(REBOOT, WorkflowPhase.PREPARE, 1810.0)
     with Program(path) as program:
         program.ask(register="db")
@@ -171,7 +179,7 @@ def test_late_program_is_notified(path: Path, programs: ParticipantSocket) -> No
         assert not programs.all_ready("E1")
 
 
-def test_registering_twice_changes_nothing(path: Path, programs: ParticipantSocket) -> None:
+def test_registering_twice_changes_nothing(path: Path, programs: Participants) -> None:
     """And it is not notified twice."""
     programs.begin(REBOOT, WorkflowPhase.PREPARE, 1810.0)
     with Program(path) as program:
@@ -197,7 +205,7 @@ def test_registering_twice_changes_nothing(path: Path, programs: ParticipantSock
     ],
 )
 def test_invalid_line_gets_an_error_and_the_connection_stays(
-    path: Path, programs: ParticipantSocket, line: bytes, problem: str
+    path: Path, programs: Participants, line: bytes, problem: str
 ) -> None:
     with Program(path) as program:
         program.send(line)
@@ -208,7 +216,7 @@ def test_invalid_line_gets_an_error_and_the_connection_stays(
         assert program.ask(register="db") == {"registered": "db"}
 
 
-def test_line_without_an_end_is_rejected(path: Path, programs: ParticipantSocket) -> None:
+def test_line_without_an_end_is_rejected(path: Path, programs: Participants) -> None:
     """A program cannot fill the agent's memory."""
     with Program(path) as program:
         program.send(b"x" * (LINE_BYTES_MAX + 1))
@@ -219,7 +227,7 @@ def test_line_without_an_end_is_rejected(path: Path, programs: ParticipantSocket
         assert program.receive() is None
 
 
-def test_line_may_come_in_parts(path: Path, programs: ParticipantSocket) -> None:
+def test_line_may_come_in_parts(path: Path, programs: Participants) -> None:
     with Program(path) as program:
         program.send(b'{"regis')
         settle(path)
@@ -228,9 +236,7 @@ def test_line_may_come_in_parts(path: Path, programs: ParticipantSocket) -> None
         assert program.receive() == {"registered": "db"}
 
 
-def test_program_that_does_not_read_is_disconnected(
-    path: Path, programs: ParticipantSocket
-) -> None:
+def test_program_that_does_not_read_is_disconnected(path: Path, programs: Participants) -> None:
     """Neither the agent nor the other programs notice."""
     with Program(path) as silent, Program(path) as other:
         silent.ask(register="silent")
@@ -249,7 +255,7 @@ def test_program_that_does_not_read_is_disconnected(
 
 
 def test_65th_program_is_rejected_and_status_still_works(
-    path: Path, programs: ParticipantSocket
+    path: Path, programs: Participants
 ) -> None:
     connections = [Program(path) for _ in range(PROGRAMS_MAX + 1)]
     try:
@@ -263,7 +269,7 @@ def test_65th_program_is_rejected_and_status_still_works(
             program.close()
 
 
-def test_connections_over_the_limit_are_closed(path: Path, programs: ParticipantSocket) -> None:
+def test_connections_over_the_limit_are_closed(path: Path, programs: Participants) -> None:
     connections = [Program(path) for _ in range(CONNECTIONS_MAX)]
     try:
         for program in connections[:PROGRAMS_MAX]:
@@ -277,18 +283,17 @@ def test_connections_over_the_limit_are_closed(path: Path, programs: Participant
 
 
 def test_connection_that_does_not_register_is_closed(path: Path, time: Time) -> None:
-    programs = ParticipantSocket(path, dict, monotonic=time, register_seconds_max=0.2)
-    programs.open()
-    try:
-        with Program(path) as silent, Program(path) as registered:
-            registered.ask(register="db")
-            assert silent.receive() is None
-            assert registered.ask(register="db") == {"registered": "db"}
-    finally:
-        programs.close()
+    with (
+        serving(path, time, register_seconds_max=0.2),
+        Program(path) as silent,
+        Program(path) as registered,
+    ):
+        registered.ask(register="db")
+        assert silent.receive() is None
+        assert registered.ask(register="db") == {"registered": "db"}
 
 
-def test_status_is_returned(path: Path, programs: ParticipantSocket) -> None:
+def test_status_is_returned(path: Path, programs: Participants) -> None:
     assert request_status(path) == {"name": "web-0"}
 
 
@@ -297,15 +302,14 @@ def test_status_without_an_agent_is_an_error(path: Path) -> None:
         request_status(path)
 
 
-def test_only_owner_and_group_may_connect(path: Path, programs: ParticipantSocket) -> None:
+def test_only_owner_and_group_may_connect(path: Path, programs: Participants) -> None:
     """A program that sends `ready` can let the machine go down."""
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
 
 
-def test_second_agent_is_rejected(path: Path, programs: ParticipantSocket) -> None:
-    second = ParticipantSocket(path, dict, monotonic=Time())
+def test_second_agent_is_rejected(path: Path, programs: Participants) -> None:
     with pytest.raises(Unavailable, match="another agent responds there"):
-        second.open()
+        ParticipantSocket(path, Participants(), dict)
 
     assert request_status(path) == {"name": "web-0"}
 
@@ -328,30 +332,26 @@ def test_closing_agent_leaves_the_socket_of_the_next_one(path: Path, time: Time)
                 super().stop()
                 stack.enter_context(serving(path, time))
 
-        old = Closing(path, dict, monotonic=time)
-        old.open()
-        old.close()
+        Closing(path, Participants(), dict).close()
 
         assert request_status(path) == {"name": "web-0"}
 
 
-def test_regular_file_is_never_replaced(path: Path, time: Time) -> None:
+def test_regular_file_is_never_replaced(path: Path) -> None:
     """A typo must not destroy a file."""
     path.write_text("precious")
-    programs = ParticipantSocket(path, dict, monotonic=time)
     with pytest.raises(Invalid, match="another kind of file"):
-        programs.open()
+        ParticipantSocket(path, Participants(), dict)
 
     assert path.read_text() == "precious"
 
 
-def test_path_that_is_too_long_is_rejected(path: Path, time: Time) -> None:
-    programs = ParticipantSocket(path.with_name("x" * 200), dict, monotonic=time)
+def test_path_that_is_too_long_is_rejected(path: Path) -> None:
     with pytest.raises(Unavailable, match="too long"):
-        programs.open()
+        ParticipantSocket(path.with_name("x" * 200), Participants(), dict)
 
 
-def test_long_description_is_cut_in_a_notification(path: Path, programs: ParticipantSocket) -> None:
+def test_long_description_is_cut_in_a_notification(path: Path, programs: Participants) -> None:
     """The program was once disconnected instead, and the event approved without it."""
     with Program(path) as program:
         program.ask(register="db")
@@ -367,26 +367,21 @@ def test_bug_on_one_connection_ends_only_that_one(path: Path, time: Time) -> Non
     def broken() -> dict[str, object]:
         raise RuntimeError("bug")
 
-    programs = ParticipantSocket(path, broken, monotonic=time)
-    programs.open()
-    try:
-        with Program(path) as good, Program(path) as bad:
-            assert good.ask(register="db") == {"registered": "db"}
-            assert bad.ask(status=True) is None
-            assert good.ask(register="db") == {"registered": "db"}
-            assert programs.names() == ("db",)
-    finally:
-        programs.close()
+    with (
+        serving(path, time, broken) as programs,
+        Program(path) as good,
+        Program(path) as bad,
+    ):
+        assert good.ask(register="db") == {"registered": "db"}
+        assert bad.ask(status=True) is None
+        assert good.ask(register="db") == {"registered": "db"}
+        assert programs.names() == ("db",)
 
 
 def test_after_a_restart_an_event_waits_for_programs(path: Path, time: Time) -> None:
     """The program had asked for more time when the agent was killed."""
-    programs = ParticipantSocket(path, dict, resumed=("E1",), monotonic=time)
-    programs.open()
-    try:
+    with serving(path, time, resumed=("E1",)) as programs:
         programs.begin(REBOOT, WorkflowPhase.PREPARE, 1810.0)
         assert not programs.all_ready("E1")
         time.now += 30
         assert programs.all_ready("E1")
-    finally:
-        programs.close()

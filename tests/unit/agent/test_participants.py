@@ -1,7 +1,8 @@
 """Which programs the agent waits for. Time is an argument, so no test waits."""
 
 import json
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 import pytest
 
@@ -14,17 +15,56 @@ from forewarn.errors import Invalid, NotFound, Refused
 REBOOT = Event("e1", "Reboot", "Scheduled", resources=("web-0",))
 
 
+class RecordingProgram:
+    """Keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[Mapping[str, object]] = []
+
+    def send(self, message: Mapping[str, object]) -> None:
+        self.messages.append(message)
+
+
+class TimedParticipants:
+    """Participants whose programs have names, and whose time is an argument of each call."""
+
+    def __init__(self, *, resumed: Iterable[str] = (), since: float = 0) -> None:
+        self.now = since
+        self.programs: defaultdict[str, RecordingProgram] = defaultdict(RecordingProgram)
+        self.real = Participants(resumed=resumed, monotonic=lambda: self.now)
+
+    def begin(self, event: Event, phase: WorkflowPhase, *, deadline: float, now: float) -> None:
+        self.now = now
+        self.real.begin(event, phase, deadline)
+
+    def all_ready(self, event_id: str, now: float) -> bool:
+        self.now = now
+        return self.real.all_ready(event_id)
+
+    def handle(
+        self, program: str, request: dict[str, object], now: float
+    ) -> list[Mapping[str, object]]:
+        self.now = now
+        self.programs[program].messages.clear()
+        self.real.handle(self.programs[program], request)
+        return self.programs[program].messages
+
+    def leave(self, program: str) -> None:
+        self.real.leave(self.programs[program])
+
+
 def participants_of(
     *programs: str, deadline: float = 900, phase: WorkflowPhase = WorkflowPhase.PREPARE
-) -> Participants:
-    participants = Participants()
-    participants.programs = {program: program for program in programs}
+) -> TimedParticipants:
+    participants = TimedParticipants()
+    for program in programs:
+        participants.handle(program, {"register": program}, 0)
     participants.begin(REBOOT, phase, deadline=deadline, now=0)
     return participants
 
 
 def response(
-    participants: Participants, program: str, request: dict[str, object], now: float
+    participants: TimedParticipants, program: str, request: dict[str, object], now: float
 ) -> Mapping[str, object]:
     """The only response."""
     (message,) = participants.handle(program, request, now)
@@ -171,12 +211,12 @@ def test_unknown_request_is_rejected() -> None:
 
 def test_notices_have_a_limit() -> None:
     """Events that never end must not fill the memory."""
-    participants = Participants()
+    participants = TimedParticipants()
     for number in range(NOTICES_MAX + 5):
         event = Event(f"e{number}", "Reboot", "Scheduled")
         participants.begin(event, WorkflowPhase.PREPARE, deadline=900, now=0)
 
-    assert len(participants.notices) == NOTICES_MAX
+    assert len(participants.real.notices) == NOTICES_MAX
 
 
 def test_huge_number_of_seconds_is_five_minutes_too() -> None:
@@ -189,7 +229,7 @@ def test_huge_number_of_seconds_is_five_minutes_too() -> None:
 
 def test_resumed_event_waits_for_programs_to_reconnect() -> None:
     """The agent's restart ended their connections."""
-    participants = Participants(resumed={REBOOT.key}, since=100)
+    participants = TimedParticipants(resumed={REBOOT.key}, since=100)
     participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=900, now=101)
 
     assert not participants.all_ready("e1", 129.9)
@@ -197,9 +237,9 @@ def test_resumed_event_waits_for_programs_to_reconnect() -> None:
 
 
 def test_reconnected_program_is_awaited() -> None:
-    participants = Participants(resumed={REBOOT.key}, since=100)
+    participants = TimedParticipants(resumed={REBOOT.key}, since=100)
     participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=900, now=101)
-    list(participants.handle("db", {"register": "db"}, 110))
+    participants.handle("db", {"register": "db"}, 110)
     response(participants, "db", {"more": "e1", "seconds": 60}, 110)
 
     assert not participants.all_ready("e1", 169)
@@ -207,14 +247,14 @@ def test_reconnected_program_is_awaited() -> None:
 
 
 def test_resumed_event_does_not_wait_beyond_its_deadline() -> None:
-    participants = Participants(resumed={REBOOT.key}, since=100)
+    participants = TimedParticipants(resumed={REBOOT.key}, since=100)
     participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=105, now=101)
 
     assert participants.all_ready("e1", 105)
 
 
 def test_new_event_does_not_wait_for_unknown_programs() -> None:
-    participants = Participants(resumed={"E2"}, since=100)
+    participants = TimedParticipants(resumed={"E2"}, since=100)
     participants.begin(REBOOT, WorkflowPhase.PREPARE, deadline=900, now=101)
 
     assert participants.all_ready("e1", 101)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.agent.journal import Journal, JournalLost
-from forewarn.agent.participants import LocalPrograms
+from forewarn.agent.participants import Participants
 from forewarn.agent.progress import EntryKind, StepRecord
 from forewarn.agent.rules import ApproveWhen, Concerns, OnFailure, Rule
 from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase
@@ -375,7 +375,7 @@ def test_step_interrupted_by_the_agents_end_runs_again(world: World) -> None:
     assert world.ran == ["a", "a", "b"]
 
 
-class SlowPrograms(LocalPrograms):
+class SlowPrograms(Participants):
     """Ready after some checks, each taking ten seconds."""
 
     def __init__(self, world: World, checks: int) -> None:
@@ -391,9 +391,6 @@ class SlowPrograms(LocalPrograms):
         self.checks -= 1
         self.world.time.advance(10)
         return self.checks < 0
-
-    def names(self) -> tuple[str, ...]:
-        return ()
 
 
 def test_programs_are_notified_and_awaited_in_prepare(world: World) -> None:
