@@ -294,42 +294,6 @@ def test_systemd_uses_the_systemctl_on_the_path(tmp_path: Path) -> None:
     assert (tmp_path / "calls").read_text() == "stop a\nstop b\nstart b\nstart a\n"
 
 
-def is_systemd_running() -> bool:
-    systemctl = shutil.which("systemctl")
-    if systemctl is None or os.geteuid() != 0:
-        return False
-    state = subprocess.run(
-        [systemctl, "is-system-running"], check=False, capture_output=True, text=True
-    ).stdout.strip()
-    return state in ("running", "degraded", "starting", "initializing")
-
-
-@pytest.mark.system
-def test_systemd_stops_and_starts_a_real_unit() -> None:
-    """Where systemd runs, with a unit for this test only."""
-    if not is_systemd_running():
-        pytest.skip("systemd does not run here")
-    unit = f"forewarn-test-{os.getpid()}.service"
-    path = Path("/run/systemd/system") / unit
-    path.write_text("[Service]\nExecStart=/bin/sleep 600\n")
-    try:
-        subprocess.run(["systemctl", "daemon-reload"], check=True)
-        subprocess.run(["systemctl", "start", unit], check=True)
-        run("systemd", [unit])
-        assert (
-            subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode != 0
-        )
-        run("systemd", [unit], "recover")
-        assert (
-            subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode == 0
-        )
-        run("signal", {"send": "TERM", "unit": unit, "until_exit": True})
-    finally:
-        subprocess.run(["systemctl", "stop", unit], check=False)
-        path.unlink()
-        subprocess.run(["systemctl", "daemon-reload"], check=True)
-
-
 def test_signal_checkpoints_and_ends_a_process(tmp_path: Path) -> None:
     """The first documented use: checkpoint and restore."""
     checkpoint = tmp_path / "checkpoint"
