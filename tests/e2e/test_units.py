@@ -1,4 +1,4 @@
-"""The units in `deploy/` under systemd itself: with their user, their sandbox and their watchdog."""
+"""The units in `deploy/` under systemd itself, with their users, sandboxes and watchdogs."""
 
 import json
 from collections.abc import Iterator

@@ -107,7 +107,7 @@ def test_host_daemon_works_within_its_sandbox() -> None:
 
         machine.run("systemctl kill --signal KILL forewarn-hostd")
         machine.wait_for(
-            lambda: "1" == machine.run("systemctl show --value -p NRestarts forewarn-hostd").strip()
+            lambda: machine.run("systemctl show --value -p NRestarts forewarn-hostd").strip() == "1"
         )
         machine.run("systemctl is-active forewarn-hostd || systemctl start forewarn-hostd")
         machine.run("virsh destroy web-0")
