@@ -102,18 +102,21 @@ class Option(NamedTuple):
 def options(config_class: type[Any]) -> list[Option]:
     """The options of a config class, in the order of declaration.
 
-    `VARIABLES` of the class is how its environment variables begin.
+    `VARIABLES` of the class is how its environment variables begin. `SHARED` are the options that
+    it has from the class that it extends.
     """
     prefix = getattr(config_class, "VARIABLES", "FOREWARN_")
     hints = get_type_hints(config_class, include_extras=True)
+    defaults = {each.name: each.default for each in fields(config_class)}
     return [
         declared._replace(
-            name=each.name,
-            default=each.default,
-            variable=declared.variable or f"{prefix}{each.name.upper()}",
+            name=name,
+            default=defaults[name],
+            variable=declared.variable or f"{prefix}{name.upper()}",
         )
-        for each in fields(config_class)
-        for declared in get_args(hints[each.name])[1:]
+        for name in (*config_class.__annotations__, *getattr(config_class, "SHARED", ()))
+        if name in defaults
+        for declared in get_args(hints[name])[1:]
     ]
 
 
@@ -192,7 +195,7 @@ class Config:
     lenient_versions: Annotated[bool, Option("Protocol", kind.BOOLEAN,
         "Answer an unknown api-version like the newest one before it, not with 400.")] = False
     impacts_max: Annotated[int, Option("Impacts", kind.integer(1, 100_000),
-        "Impacts that a server carries out at the same time.")] = 256
+        "Impacts that are carried out at the same time.")] = 256
     impact_seconds_max: Annotated[float, Option("Impacts", kind.number(1, 86_400),
         "A platform call that takes longer has failed.")] = 3600.0
     impact_retry_seconds_max: Annotated[float, Option("Impacts", kind.number(0, 86_400),

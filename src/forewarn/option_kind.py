@@ -174,7 +174,7 @@ def _parse_host_uri(text: str) -> HostUri:
 
 USER = OptionKind(parse_text, "the name of a user")
 VM_NAME = OptionKind(parse_text, "the name of a VM")
-BOOLEAN = OptionKind(lambda text: ConfigParser.BOOLEAN_STATES[text.lower()], "true or false")
+BOOLEAN = OptionKind(lambda text: ConfigParser.BOOLEAN_STATES[str(text).lower()], "true or false")
 FILE = OptionKind(lambda text: Path(parse_text(text)), "the path of a file")
 FILE_OR_FOLDER = OptionKind(FILE.parse, "the path of a file or a folder")
 STORE = OptionKind(

@@ -8,7 +8,7 @@ from tests.e2e.cli_service import forewarn_process
 from tests.e2e.host_daemon import HostDaemon, HostWorld, daemon_of, hosting, memory_of, vm
 from tests.e2e.waiting import eventually
 
-SIMULATED = ("--platform", "simulated", "--simulate-duration", "Reboot=100ms")
+EXEC = ("--platform", "exec", "--exec-command", "*=true")
 MEMORY_MB_MAX = 60
 
 
@@ -36,7 +36,7 @@ def state_of(world: HostWorld) -> bool | None:
 
 
 def test_fleet_follows_the_inventory_of_a_host(tmp_path: Path) -> None:
-    with hosting(tmp_path) as world, daemon_of(world, *SIMULATED) as daemon:
+    with hosting(tmp_path) as world, daemon_of(world, *EXEC) as daemon:
         world.wait_for_vms("web-0", "web-1")
         assert world.vms()["web-0"]["host"] == "host-a"
         daemon.list_vms(vm("web-0", 1), vm("web-1", 2, power="stopped"), vm("web-2", 3))
@@ -109,7 +109,7 @@ def test_impact_waits_for_an_unreachable_host(tmp_path: Path) -> None:
     """A clean stop makes the host unreachable at once; nothing fails meanwhile."""
     with (
         hosting(tmp_path, 1, "--impact-retry-seconds-max", "0") as world,
-        daemon_of(world, *SIMULATED) as daemon,
+        daemon_of(world, *EXEC) as daemon,
     ):
         world.wait_for_vms("web-0", "web-1")
         assert daemon.stop() == 0
@@ -122,12 +122,12 @@ def test_impact_waits_for_an_unreachable_host(tmp_path: Path) -> None:
 
 
 def test_second_daemon_of_a_host_waits_for_the_first(tmp_path: Path) -> None:
-    with hosting(tmp_path) as world, daemon_of(world, *SIMULATED) as first:
+    with hosting(tmp_path) as world, daemon_of(world, *EXEC) as first:
         world.wait_for_vms("web-0", "web-1")
         other = tmp_path / "other"
         other.mkdir()
         (other / "token").write_text((tmp_path / "token").read_text())
-        with daemon_of(world, *SIMULATED, folder=other) as second:
+        with daemon_of(world, *EXEC, folder=other) as second:
             eventually(lambda: "another daemon is connected" in second.log.read_text())
             first.stop()
             eventually(lambda: "connected to server" in second.log.read_text())
@@ -168,7 +168,7 @@ def test_missing_bridge_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_daemon_needs_little_memory(tmp_path: Path) -> None:
-    with hosting(tmp_path) as world, daemon_of(world, *SIMULATED) as daemon:
+    with hosting(tmp_path) as world, daemon_of(world, *EXEC) as daemon:
         world.wait_for_vms("web-0", "web-1")
         assert daemon.process is not None
         assert memory_of(daemon.process) <= MEMORY_MB_MAX
@@ -180,9 +180,7 @@ def test_daemon_starts_without_a_server(tmp_path: Path, is_first: bool) -> None:
     world = HostWorld(tmp_path, 1)
     (server,) = world.servers
     server.control = f"http://{server.flags[server.flags.index('--control') + 1]}"
-    daemon = HostDaemon(
-        tmp_path, [server.control], "--inventory-command", "cat vms.json", *SIMULATED
-    )
+    daemon = HostDaemon(tmp_path, [server.control], "--inventory-command", "cat vms.json", *EXEC)
     daemon.list_vms(vm("web-0", 1))
     try:
         if is_first:

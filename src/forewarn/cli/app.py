@@ -10,7 +10,7 @@ from forewarn.cli import campaign, config, fleet, history, lab, resource, serve,
 from forewarn.cli.api import connect_to
 from forewarn.cli.conform import run_conform
 from forewarn.cli.exit_codes import Exit, Usage
-from forewarn.cli.options import DEFAULT, ClientConfig, RootFile, find_value, with_options
+from forewarn.cli.options import ClientConfig, RootFile, with_options
 
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
@@ -92,11 +92,4 @@ def run_app(arguments: Sequence[str]) -> int:
 
 def _describe(error: typer.TyperException) -> str:
     message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
-    if context is None:
-        return message
-    if isinstance(error, typer.BadParameter) and error.param is not None:
-        name = str(error.param.name)
-        source = find_value(context, name)[0]
-        if source != DEFAULT and not source.startswith("-"):
-            return f"{name} (from {source}): {error.message.rstrip('.')}"
-    return f"{message}; try '{context.command_path} --help'"
+    return f"{message}; try '{context.command_path} --help'" if context else message

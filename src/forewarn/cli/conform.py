@@ -8,9 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from forewarn.cli.exit_codes import Exit, Usage
+from forewarn.cli.exit_codes import Exit, Parser, Usage
 from forewarn.cli.files import write_file
 from forewarn.cli.output import show_json, show_list
 from forewarn.conformance import report
@@ -23,11 +22,6 @@ from forewarn.conformance.session import Control, Session
 from forewarn.errors import AlreadyPending, Error, Invalid, UnknownVm
 
 PROGRAM = "forewarn conform"
-
-
-class ConformParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise Usage(f"{message}; try '{PROGRAM} --help'")
 
 
 def connect_without_cli(url: str) -> Control:
@@ -74,7 +68,7 @@ def run_conform(
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = ConformParser(
+    parser = Parser(
         prog=PROGRAM,
         description="Check an endpoint against the Scheduled Events protocol. It only reads,"
         " unless --control or --approve is given.",

@@ -1,8 +1,10 @@
 """Exit codes, and the errors that only a command line has. `docs/cli.md` promises the codes."""
 
+import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import NoReturn
 
 from forewarn.errors import Error, NotFound, StoreDenied, Unavailable
 
@@ -18,6 +20,13 @@ class Exit(IntEnum):
 
 class Usage(Error, code="usage"):
     """The command line, a variable or the config file is wrong."""
+
+
+class Parser(argparse.ArgumentParser):
+    """For commands without typer. What it rejects is raised as Usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Usage(f"{message}; try '{self.prog} --help'")
 
 
 def exit_of(error: Error) -> Exit:

@@ -3,53 +3,35 @@
 Without typer, which would be a third of the daemon's memory.
 """
 
-import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
-from forewarn.cli.config_file import describe_expected, format_value, read_keys
-from forewarn.cli.event_loop import run_until_stopped
-from forewarn.cli.exit_codes import Exit, Usage, needs_extra
+from forewarn.cli.config_file import describe_expected, format_value, read_keys, resolve
+from forewarn.cli.event_loop import run_service
+from forewarn.cli.exit_codes import Exit, Parser, Usage, needs_extra
 from forewarn.config import options
 from forewarn.errors import Invalid
 from forewarn.hostd.settings import HostdConfig
-from forewarn.log import log_to_stderr
 
 DEFAULT_FILE = Path("/etc/forewarn/hostd.toml")
 
 
-class HostdParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise Usage(f"{message}; try '{self.prog} --help'")
-
-
 def run_hostd(arguments: Sequence[str]) -> int:
     """Run the daemon until SIGTERM or Ctrl-C."""
-    try:
-        config = read_hostd_config(vars(make_parser().parse_args(arguments)), os.environ)
-        with needs_extra("hostd", "hostd"):
-            from forewarn.hostd.daemon import run
+    config = read_hostd_config(arguments, os.environ)
+    with needs_extra("hostd", "hostd"):
+        from forewarn.hostd.daemon import run
 
-        with log_to_stderr(config.log_format, config.log_level, logger=""):
-            run_until_stopped(
-                lambda: run(
-                    config, lambda status: print(f"forewarn hostd is ready: {status}", flush=True)
-                )
-            )
-    except Invalid as error:
-        # The systemd unit does not restart after this exit code: an operator has to fix the config.
-        raise Usage(error.message) from error
+    def print_ready(status: str) -> None:
+        print(f"forewarn hostd is ready: {status}", flush=True)
+
+    run_service(config, lambda: run(config, print_ready))
     return Exit.DONE
 
 
-def print_ready(status: str) -> None:
-    print(f"forewarn hostd is ready: {status}", flush=True)
-
-
-def make_parser() -> HostdParser:
-    parser = HostdParser(
+def make_parser() -> Parser:
+    parser = Parser(
         prog="forewarn hostd",
         description="Run the daemon of a hypervisor host: it relays its guests' requests to the"
         " servers, carries out the impacts of this host, and reports its VMs.",
@@ -68,20 +50,12 @@ def make_parser() -> HostdParser:
     return parser
 
 
-def read_hostd_config(flags: Mapping[str, Any], environ: Mapping[str, str]) -> HostdConfig:
-    """The config: flags before variables before the file. Invalid names the source of a value."""
-    file = flags["config"] or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
-    keys = read_keys(file, HostdConfig) if file else {}
-    values = {}
-    for each in options(HostdConfig):
-        variable = environ.get(each.variable)
-        if flags[each.name] is not None:
-            values[each.name] = each.parse(flags[each.name], each.flag)
-        elif variable:
-            given = variable.split(",") if each.is_repeatable else variable
-            values[each.name] = each.parse(given, each.variable)
-        elif each.name in keys:
-            values[each.name] = each.parse(keys[each.name], f"{each.name} in {file}")
-    config = HostdConfig(**values)
-    config.check()
-    return config
+def read_hostd_config(arguments: Sequence[str], environ: Mapping[str, str]) -> HostdConfig:
+    given = vars(make_parser().parse_args(arguments))
+    flags = {each.name: (each.flag, given[each.name]) for each in options(HostdConfig)}
+    file = given["config"] or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
+    try:
+        keys = read_keys(file, HostdConfig) if file else {}
+        return resolve(HostdConfig, flags, environ, keys).config
+    except Invalid as error:
+        raise Usage(error.message) from error

@@ -1,8 +1,7 @@
 """Config classes as typer options.
 
-Flags and variables are derived from the declarations in `forewarn.config`, and click reads them.
-This module adds the config file, and turns the text into a config with the source of each value:
-flag, then variable, then file, then default.
+Flags are derived from the declarations in `forewarn.config`, and click reads them; `config_file.py`
+adds the variables and the config file.
 """
 
 import functools
@@ -11,14 +10,20 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import typer
 
 import forewarn
-from forewarn.cli.config_file import describe_expected, format_value, read_keys
+from forewarn.cli.config_file import (
+    NO_DEFAULTS,
+    Resolved,
+    describe_expected,
+    format_value,
+    read_keys,
+    resolve,
+)
 from forewarn.cli.exit_codes import Usage
 from forewarn.config import Config, Identify, LogLevel, Option, options
 from forewarn.errors import Invalid
@@ -27,8 +32,6 @@ from forewarn.option_kind import FILE, OptionKind, parse_text, parse_url
 C = TypeVar("C")
 FILE_NAME, FILE_VARIABLE = "forewarn.toml", "FOREWARN_CONFIG"
 SYSTEM_FILE = Path("/etc/forewarn/forewarn.toml")
-DEFAULT = "default"
-NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 DEMO: Mapping[str, Any] = {
     "fleet": Path(forewarn.__file__).with_name("demo.yaml"),
     "store": "memory",
@@ -61,29 +64,6 @@ class ClientConfig:
     # fmt: on
 
 
-class ConfigFile(dict[str, Any]):
-    """The keys of a config file. It is the `obj` of the root context.
-
-    An error in the file is kept until a command needs the file: `--help` works without it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.error: Invalid | None = None
-        try:
-            super().__init__(read_keys(path, Config, ClientConfig))
-        except Invalid as error:
-            super().__init__()
-            self.error = error
-
-
-class Resolved(NamedTuple, Generic[C]):
-    """A config, and for each option where its value came from."""
-
-    config: C
-    sources: Mapping[str, str]
-
-
 def read_config(
     context: typer.Context, config_class: type[C], defaults: Mapping[str, Any] = NO_DEFAULTS
 ) -> Resolved[C]:
@@ -91,23 +71,18 @@ def read_config(
 
     Options that the command does not have keep their defaults.
     """
-    file = context.find_object(ConfigFile)
+    file: Path | None = context.find_root().obj
     if file is None and not defaults and os.access(SYSTEM_FILE, os.R_OK):  # not for `demo`
-        file = context.find_root().obj = ConfigFile(SYSTEM_FILE)
-    if file is not None and file.error is not None:
-        raise Usage(file.error.message)
-    values, sources = dict(defaults), {}
+        file = SYSTEM_FILE
+    flags = {
+        str(each.name): (each.opts[0], context.params.get(str(each.name)))
+        for each in context.command.params
+    }
     try:
-        for each in options(config_class):
-            sources[each.name], given = find_value(context, each.name)
-            if sources[each.name] != DEFAULT:
-                values[each.name] = _parse(each, given, sources[each.name])
-        config = config_class(**values)
-        if isinstance(config, Config):
-            config.check()
+        keys = read_keys(file, Config, ClientConfig) if file else {}
+        return resolve(config_class, flags, os.environ, keys, defaults)
     except Invalid as error:
         raise Usage(error.message) from error
-    return Resolved(config, sources)
 
 
 def read_client_config(context: typer.Context) -> Resolved[ClientConfig]:
@@ -155,8 +130,7 @@ def use_file(context: typer.Context, file: Path | None) -> Path | None:
     root = context.find_root()
     if file is None and root.obj is None and Path(FILE_NAME).is_file():
         file = Path(FILE_NAME)
-    if file is not None:
-        context.obj = root.obj = ConfigFile(file)
+    root.obj = file or root.obj
     return file
 
 
@@ -170,36 +144,9 @@ RootFile = Annotated[Path | None, typer.Option(
 # fmt: on
 
 
-def find_value(context: typer.Context, name: str) -> tuple[str, Any]:
-    """Where a value came from, and the value: a flag, a variable, a key in the file, or default."""
-    parameter = next((each for each in context.command.params if each.name == name), None)
-    source = context.get_parameter_source(name)
-    file = context.find_object(ConfigFile)
-    if parameter is None or source is None:
-        return DEFAULT, None
-    if source.name == "COMMANDLINE":
-        return parameter.opts[0], context.params.get(name)
-    if source.name == "ENVIRONMENT":
-        return str(parameter.envvar), context.params.get(name)
-    if file is not None and name in file:
-        return f"{name} in {file.path}", file[name]
-    return DEFAULT, None
-
-
-def _parse(each: Option, given: Any, source: str) -> Any:
-    if source == each.flag and each.is_secret:
-        raise Usage(f"{each.flag}: other users can see a command line; set {each.variable} instead")
-    if isinstance(given, bool):  # typer has parsed it
-        return given
-    if source == each.variable and each.is_repeatable:  # click splits at spaces
-        given = os.environ[each.variable].split(",")
-    return each.parse(given, source)
-
-
 def _annotate(each: Option, flag: str, defaults: Mapping[str, Any]) -> Any:
     default = defaults.get(each.name, each.default)
-    common: dict[str, Any] = {"envvar": each.variable, "show_envvar": False}
-    common |= {"hidden": each.is_secret, "rich_help_panel": each.section}
+    common: dict[str, Any] = {"hidden": each.is_secret, "rich_help_panel": each.section}
     if isinstance(default, bool):
         return Annotated[bool | None, typer.Option(help=each.help, **common)]
     declared = typer.Option(

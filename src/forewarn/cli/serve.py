@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from forewarn.cli.event_loop import run_until_stopped
-from forewarn.cli.exit_codes import Usage, needs_extra
+from forewarn.cli.event_loop import run_service
+from forewarn.cli.exit_codes import needs_extra
 from forewarn.cli.history import SENTENCES, format_entry
 from forewarn.cli.options import DEMO, ClientConfig, File, read_config, with_options
 from forewarn.config import Config
-from forewarn.errors import Invalid
-from forewarn.log import log_to_stderr
 from forewarn.option_kind import Address
 
 if TYPE_CHECKING:
@@ -94,9 +92,4 @@ def _run(
     with needs_extra(command):
         from forewarn.server import serve as run
 
-    try:
-        with log_to_stderr(config.log_format, config.log_level, logger=""):
-            run_until_stopped(lambda: run(config, on_ready, on_change))
-    except Invalid as error:
-        # The systemd unit does not restart after this exit code: an operator has to fix the config.
-        raise Usage(error.message) from error
+    run_service(config, lambda: run(config, on_ready, on_change))

@@ -2,21 +2,19 @@
 
 import hashlib
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
 from forewarn import option_kind as kind
-from forewarn.config import Config, LogFormat, LogLevel, Option, PlatformName, options, require
+from forewarn.config import Config, Option, PlatformName, options, require
 from forewarn.errors import Invalid
-from forewarn.option_kind import Address, ExecCommand, HostUri, OptionKind, SimulatedDuration
+from forewarn.option_kind import Address, ExecCommand, HostUri, OptionKind
 
 TOKEN = re.compile(r"fw_([a-z0-9][a-z0-9-]{0,62})_([0-9a-f]{64})")
 TOKEN_BYTES_MAX = 4096
 SERVE = {each.name: each._replace(variable="") for each in options(Config)}
-"""What both programs have is described once."""
 LOCAL_LIBVIRT = "qemu:///system"
-
 
 NAME = OptionKind(kind.parse_text, "the name of a host")
 SERVERS = OptionKind(kind.parse_url, "http://HOST:PORT", lambda text: text.split(","))
@@ -27,12 +25,15 @@ COMMAND = OptionKind(
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostdConfig:
-    """The options of `forewarn hostd`."""
+class HostdConfig(Config):
+    """The options of `forewarn hostd`: its own, and those of the server's that it shares."""
 
     VARIABLES: ClassVar[str] = "FOREWARN_HOSTD_"
-
     # fmt: off
+    SHARED: ClassVar[tuple[str, ...]] = (
+        "impacts_max", "exec_command", "exec_seconds_max", "libvirt_grace_seconds",
+        "libvirt_call_seconds_max", "libvirt_migrations_max", "log_format", "log_level",
+    )
     host: Annotated[str, Option("Servers", NAME,
         "The name of this host in the fleet, the one that the token is for.")] = ""
     server: Annotated[tuple[str, ...], Option("Servers", SERVERS,
@@ -56,20 +57,9 @@ class HostdConfig:
         "How often the command runs, or libvirt is asked for DHCP leases; domains are reported as "
         "they change.")] = 10.0
     platform: Annotated[PlatformName, SERVE["platform"]] = PlatformName.LIBVIRT
-    impacts_max: Annotated[int, SERVE["impacts_max"]._replace(
-        help="Impacts that are carried out at the same time.")] = 256
-    exec_command: Annotated[tuple[ExecCommand, ...], SERVE["exec_command"]] = ()
-    exec_seconds_max: Annotated[float, SERVE["exec_seconds_max"]] = 600.0
     libvirt_uri: Annotated[tuple[HostUri, ...], SERVE["libvirt_uri"]._replace(
         help="The libvirt of this host, and how to reach those that VMs move to, such as "
-        "`qemu+tls://{host}/system`; without that, VMs stay on this host.")
-        ] = (HostUri("", LOCAL_LIBVIRT),)
-    libvirt_grace_seconds: Annotated[float, SERVE["libvirt_grace_seconds"]] = 120.0
-    libvirt_call_seconds_max: Annotated[float, SERVE["libvirt_call_seconds_max"]] = 30.0
-    libvirt_migrations_max: Annotated[int, SERVE["libvirt_migrations_max"]] = 2
-    simulate_duration: Annotated[tuple[SimulatedDuration, ...], SERVE["simulate_duration"]] = ()
-    log_format: Annotated[LogFormat, SERVE["log_format"]] = LogFormat.HUMAN
-    log_level: Annotated[LogLevel, SERVE["log_level"]] = LogLevel.INFO
+        "`qemu+tls://{host}/system`; without that, VMs stay on this host.")] = Config.libvirt_uri
     # fmt: on
 
     def check(self) -> None:
@@ -85,15 +75,10 @@ class HostdConfig:
         )
 
     def platform_config(self) -> Config:
-        """The options that a server has too, for its platforms.
-
-        A libvirt URI for every host that is the same for all of them is that of this host.
-        """
-        names = {each.name for each in fields(Config)} & {each.name for each in fields(self)}
-        shared = {name: getattr(self, name) for name in names}
+        """For the platform: a libvirt URI that is the same for every host is that of this host."""
         plain = [uri.uri for uri in self.libvirt_uri if not uri.host and "{host}" not in uri.uri]
         own = [HostUri(self.host, uri) for uri in (LOCAL_LIBVIRT, *plain)]
-        return Config(**shared | {"libvirt_uri": (*own, *self.libvirt_uri)})
+        return replace(self, libvirt_uri=(*own, *self.libvirt_uri))
 
 
 class HostToken(NamedTuple):

@@ -80,12 +80,8 @@ def test_the_plain_uri_is_that_of_this_host(
 def test_shared_options_reach_the_platform() -> None:
     config = made(exec_seconds_max=7.0, libvirt_grace_seconds=3.0).platform_config()
 
-    assert config == Config(
-        platform=config.platform,
-        exec_seconds_max=7.0,
-        libvirt_grace_seconds=3.0,
-        libvirt_uri=config.libvirt_uri,
-    )
+    assert (config.exec_seconds_max, config.libvirt_grace_seconds) == (7.0, 3.0)
+    assert config.libvirt_call_seconds_max == Config.libvirt_call_seconds_max
 
 
 def test_a_token_has_the_key_that_the_server_stores(tmp_path: Path) -> None:
@@ -143,7 +139,7 @@ def test_flags_come_before_variables_before_the_file(tmp_path: Path) -> None:
 
     def read(*flags: str) -> HostdConfig:
         flags = (*flags, "--config", str(file), "--metadata-server", "http://m")
-        return read_hostd_config(vars(make_parser().parse_args(flags)), variables)
+        return read_hostd_config(flags, variables)
 
     assert (read().host, read("--host", "flag").host) == ("variable", "flag")
     assert read().server == ("http://a", "http://b")
