@@ -12,6 +12,7 @@ from forewarn.option_kind import HostUri
 from forewarn.platform.base import ImpactRequest
 from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.driver import LibvirtPlatform
+from forewarn.platform.libvirt.targets import Targets
 from tests.builders import guid
 from tests.vm.guest import BOOT_SECONDS_MAX, Guest, start_network
 from tests.vm.guest_image import GuestImage
@@ -43,7 +44,9 @@ def test_agent_sets_the_clock_and_answers_only_after_the_reboot(
         async with asyncio.timeout(BOOT_SECONDS_MAX):
             await platform.wait_until_back(reboot)
         freeze = await platform.run_impact(order(1, EventType.FREEZE))
-        assert freeze.detail == "suspended for 20 seconds and resumed; the guest's clock was set"
+        assert (
+            freeze.detail == "suspended for 20 seconds and resumed; the guest agent set its clock"
+        )
         late = time.time() - float(guest.run(host, "date +%s"))
         assert late < FROZEN_SECONDS / 2, f"the guest's clock is {late:.0f} seconds late"
 
@@ -60,4 +63,4 @@ def test_agent_sets_the_clock_and_answers_only_after_the_reboot(
         guest.wait_until_up(host)
         libvirts = LibvirtHosts([HostUri("host-a", host.uri)], call_seconds_max=30)
         grace = timedelta(seconds=20)
-        asyncio.run(main(LibvirtPlatform(libvirts, RealClock(), lambda: hosts, dict, grace)))
+        asyncio.run(main(LibvirtPlatform(Targets(libvirts, lambda: hosts), RealClock(), grace)))

@@ -38,9 +38,10 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     memory_bytes: int = 0
     vms: dict[str, HostedVm] = {}
 
-    @property
-    def free_bytes(self) -> int:
-        return self.memory_bytes - sum(vm.memory_bytes for vm in self.vms.values() if vm.is_running)
+    def free_bytes(self, but: str) -> int:
+        """Its memory without that of its running VMs, but for the one with this id."""
+        running = (vm for vm_id, vm in self.vms.items() if vm.is_running and vm_id != but)
+        return self.memory_bytes - sum(vm.memory_bytes for vm in running)
 
 
 MANAGED_HOST = RecordCodec("host", ManagedHost)
@@ -99,6 +100,11 @@ class ManagedHosts:
         reported = record.vms.get(vm.id) if record else None
         return reported.memory_bytes if reported else 0
 
+    def running_on(self, vm_id: str) -> list[str]:
+        """The hosts that report the VM as running."""
+        hosts = [(host, self.find(host)) for host in self._reported_by.get(vm_id, ())]
+        return [host for host, record in hosts if record and record.vms[vm_id].is_running]
+
     def choose_host(self, vm_id: str, known: str) -> str:
         """Where a VM belongs that hosts have reported: where it runs. Empty if none has it.
 
@@ -106,9 +112,10 @@ class ManagedHosts:
         longer runs it.
         """
 
+        running = self.running_on(vm_id)
+
         def rank(host: str) -> tuple[bool, bool, bool, str]:
-            record = self.find(host)
-            is_running = record is not None and record.vms[vm_id].is_running
+            is_running = host in running
             return is_running and not self.is_unreachable(host), is_running, host == known, host
 
         return max(self._reported_by.get(vm_id, ()), key=rank, default="")

@@ -13,8 +13,7 @@ In the last three, its impacts are released: they wait for the daemon and fail n
 
 import asyncio
 import dataclasses
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +21,7 @@ from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.command import Back
-from forewarn.core.event import Impact, ImpactState
+from forewarn.core.event import Impact, ImpactState, is_move
 from forewarn.core.fleet import DEFAULT_INSTANCE
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
@@ -49,7 +48,7 @@ from forewarn.errors import (
     UnknownHost,
 )
 from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Platform
-from forewarn.platform.placement import Candidate, rank_targets
+from forewarn.platform.placement import Move, rank_targets
 from forewarn.store.base import Lease
 
 SILENT = timedelta(seconds=10)
@@ -107,14 +106,22 @@ class RemoteHosts:
             return await self.local.run_impact(request)
         if not self.handles(host):
             raise _unreachable(host)
-        targets = self._rank_targets(request) if request.moves else ()
-        vm = replace(request.vm, instance=DEFAULT_INSTANCE)  # it may be large
-        request = dataclasses.replace(request, vm=vm, targets=targets)
-        session, key = self._sessions[host], (request.event_id, vm.name)
-        call = session.calls[key] = Call(request, asyncio.get_running_loop().create_future())
+        running_on = self.managed.running_on(request.vm.id)
+        if not request.moves and host not in running_on:  # it was moved by someone else
+            host = next(filter(self.handles, running_on), host)
+        handed_out = dataclasses.replace(
+            request,
+            vm=replace(request.vm, host=host, instance=DEFAULT_INSTANCE),  # that may be large
+            targets=self._rank_targets(request) if request.moves else (),
+            may_run_on=tuple(sorted({*running_on, request.vm.host} - {host})),
+        )
+        session, key = self._sessions[host], (request.event_id, request.vm.name)
+        call = session.calls[key] = Call(handed_out, asyncio.get_running_loop().create_future())
         session.changed.set()
         try:
-            return await call.result
+            result = await call.result
+            moved_to = host if host != request.vm.host else ""
+            return dataclasses.replace(result, host=result.host or moved_to)
         finally:
             if session.calls.get(key) is call:
                 del session.calls[key]
@@ -129,30 +136,40 @@ class RemoteHosts:
             await self.local.wait_until_back(request)
 
     def _rank_targets(self, request: ImpactRequest) -> tuple[str, ...]:
-        """The hosts that the VM may move to, also with VMs that are on their way there."""
-        managed, avoid = self.managed, self.avoid()
-        calls = (call.request for each in self._sessions.values() for call in each.calls.values())
-        moving = [other for other in calls if other.targets]
-        scope = self._engine.board.scopes[request.scope].scope
-        scope_vms = Counter(vm.host for vm in scope.vms)
-        scope_vms.update(other.targets[0] for other in moving if other.scope == request.scope)
-        coming: Counter[str] = Counter()
-        for other in moving:
-            coming[other.targets[0]] += managed.memory_of(other.vm)
-        candidates = [
-            Candidate(host, each.free_bytes - coming[host], avoid.get(host, 0), scope_vms[host])
-            for each in managed.connected()
-            if (host := each.host) != request.vm.host
-        ]
-        need_bytes = managed.memory_of(request.vm)
-        ranked = tuple(rank_targets(candidates, need_bytes))
-        if candidates and not ranked:
-            raise ImpactFailed(
-                f"{len(candidates)} other hosts are connected, and none has {need_bytes >> 20} MiB"
-                f" of free memory for {request.vm.name}",
-                vm=request.vm.name,
-            )
-        return ranked
+        """The hosts that the VM may move to. One that runs it already has room for it."""
+        vm, scope = request.vm, self._engine.board.scopes[request.scope].scope
+        others = [each for each in self.managed.connected() if each.host != vm.host]
+        ranked = rank_targets(
+            Move(vm.name, scope.name, self.managed.memory_of(vm)),
+            {each.host: each.free_bytes(but=vm.id) for each in others},
+            hosts=len(others),
+            moves=[move for move in self._list_moves(others) if move.vm != vm.name],
+            avoid=self.avoid(),
+            scope_hosts=[each.host for each in scope.vms],
+        )
+        return tuple(ranked)
+
+    def _list_moves(self, hosts: Iterable[ManagedHost]) -> Iterable[Move]:
+        """The VMs that are on their way to a host, as far as this server knows.
+
+        It knows the first target of those that it has handed out. Of those of other servers it
+        knows what the target reports: a VM that it does not run yet.
+        """
+        moves, board = dict[str, Move](), self._engine.board
+        for each in hosts:
+            coming = (vm_id for vm_id, vm in each.vms.items() if not vm.is_running)
+            for name in filter(None, map(board.ids.get, coming)):
+                scope = board.vms[name].scope
+                vm = scope.vm(name)
+                moving = (i.vm for i in scope.impacts if i.is_held and is_move(i.type, i.cause))
+                if vm is not None and vm.host != each.host and name in moving:
+                    moves[name] = Move(name, scope.name, self.managed.memory_of(vm), each.host)
+        for session in self._sessions.values():
+            for request in (call.request for call in session.calls.values()):
+                if request.targets:
+                    vm, need_bytes = request.vm, self.managed.memory_of(request.vm)
+                    moves[vm.name] = Move(vm.name, request.scope, need_bytes, request.targets[0])
+        return moves.values()
 
     # --- what a daemon asks for
 

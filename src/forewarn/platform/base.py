@@ -29,6 +29,8 @@ class ImpactRequest:
     """As the document announced it."""
     targets: tuple[str, ...] = ()
     """Hosts for a move, the best first. Empty: the platform chooses."""
+    may_run_on: tuple[str, ...] = ()
+    """Other hosts than the VM's own that it may run on: they report it as running."""
 
     @property
     def moves(self) -> bool:

@@ -16,10 +16,10 @@ def open_platform(
     clock: Sleeper,
     *,
     durations: Mapping[EventType, timedelta],
-    hosts: Callable[[], Iterable[str]],
-    avoid: Callable[[], Mapping[str, int]],
-    scope_hosts: Callable[[str], Iterable[str]],
     environ: Mapping[str, str],
+    hosts: Callable[[], Iterable[str]] = tuple,
+    avoid: Callable[[], Mapping[str, int]] = dict,
+    scope_hosts: Callable[[str], Iterable[str]] = lambda scope: (),
 ) -> Platform:
     """Return the platform.
 
@@ -44,14 +44,14 @@ def open_platform(
     try:
         from forewarn.platform.libvirt.connection import LibvirtHosts
         from forewarn.platform.libvirt.driver import LibvirtPlatform
+        from forewarn.platform.libvirt.targets import Targets
     except ModuleNotFoundError as error:
         raise Invalid(
             f"the libvirt platform needs {error.name}; run: pip install 'forewarn[libvirt]'"
         ) from error
     libvirts = LibvirtHosts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
-    grace = timedelta(seconds=config.libvirt_grace_seconds)
-    migrations_max = config.libvirt_migrations_max
-    return LibvirtPlatform(libvirts, clock, hosts, avoid, grace, scope_hosts, migrations_max)
+    targets = Targets(libvirts, hosts, avoid, scope_hosts, config.libvirt_migrations_max)
+    return LibvirtPlatform(targets, clock, timedelta(seconds=config.libvirt_grace_seconds))
 
 
 def open_health_platform(config: Config, environ: Mapping[str, str]) -> Platform | None:

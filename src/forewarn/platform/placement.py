@@ -1,30 +1,55 @@
 """Chooses the hosts that a VM may move to. Pure: makes no calls."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from forewarn.errors import ImpactFailed
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A host that a VM could move to.
+class Move(NamedTuple):
+    """A VM that is to move, or is on its way to `host`."""
 
-    A host that does not answer is not a candidate, and neither is the one that the VM is on.
+    vm: str
+    scope: str
+    need_bytes: int
+    host: str = ""
+
+
+def rank_targets(
+    move: Move,
+    free: Mapping[str, int],
+    *,
+    hosts: int,
+    moves: Iterable[Move] = (),
+    moves_max: int = 2,
+    avoid: Mapping[str, int],
+    scope_hosts: Iterable[str] = (),
+) -> list[str]:
+    """Return the hosts with room for the VM, the best first. ImpactFailed if none has room.
+
+    Least to avoid, then the fewest VMs of its scope, then those that fewer than `moves_max` VMs are
+    on their way to, then the most free memory, then by name.
+
+    `free` is the memory of the other hosts that answer, of `hosts` in all, without that of their
+    running VMs; `moves` are the VMs that are on their way; `avoid` says which hosts are bad
+    targets, and how bad; `scope_hosts` are the hosts of the scope's VMs.
     """
+    left, scope_vms, coming = Counter(free), Counter(scope_hosts), Counter[str]()
+    for other in moves:
+        left[other.host] -= other.need_bytes
+        scope_vms[other.host] += other.scope == move.scope
+        coming[other.host] += 1
+    fitting = [host for host in free if left[host] >= move.need_bytes]
+    if hosts and not fitting:
+        raise ImpactFailed(
+            f"{len(free)} of {hosts} other hosts answer, and none has {move.need_bytes >> 20} MiB"
+            f" of free memory for {move.vm}",
+            vm=move.vm,
+        )
 
-    host: str
-    free_bytes: int
-    """Its memory without that of its running VMs, and of VMs that are on their way to it."""
-    avoid: int = 0
-    """How bad a target it is, such as one that a campaign is going to restart."""
-    scope_vms: int = 0
-    """VMs of the moving VM's scope that are there, or on their way."""
+    def rank(host: str) -> tuple[int, int, bool, int, str]:
+        is_busy = coming[host] >= moves_max
+        return avoid.get(host, 0), scope_vms[host], is_busy, -left[host], host
 
-
-def rank_targets(candidates: Iterable[Candidate], need_bytes: int) -> list[str]:
-    """Return the hosts with room for the VM, the best first.
-
-    Least to avoid, then the fewest VMs of its scope, then the most free memory, then by name.
-    """
-    fitting = [candidate for candidate in candidates if candidate.free_bytes >= need_bytes]
-    fitting.sort(key=lambda each: (each.avoid, each.scope_vms, -each.free_bytes, each.host))
-    return [candidate.host for candidate in fitting]
+    return sorted(fitting, key=rank)

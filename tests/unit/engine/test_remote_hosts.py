@@ -420,3 +420,84 @@ def test_move_goes_to_the_host_with_most_free_memory_that_answers() -> None:
         assert await second.work() == {"impacts": [], "cancel": []}
 
     run(test)
+
+
+async def fail_and_move(world: World, daemon: Daemon, other: Daemon) -> None:
+    """The first try of the impact of web-0 fails, and an operator moves the VM meanwhile."""
+    impact = await daemon.take()
+    await daemon.finish(impact, problem="libvirt: no")
+    await daemon.report()
+    await other.report(reported("web-0"))
+    assert world.servers[0].vm("web-0").host == daemon.host, "its impact is not over"
+    await world.pass_time(5 * SECOND, daemon, other)
+
+
+def test_impact_goes_to_the_host_that_runs_the_vm() -> None:
+    """The host that the fleet knows has no such VM: a deletion would change nothing there."""
+
+    async def test(world: World) -> None:
+        old, new = await world.daemon("host-a", reported("web-0")), await world.daemon("host-b")
+        await world.restart("web-0")
+        await fail_and_move(world, old, new)
+
+        assert (await old.work())["impacts"] == []
+        impact = await new.take()
+        assert (impact["vm"]["host"], impact["may_run_on"]) == ("host-b", ["host-a"])
+        await new.finish(impact)
+        assert world.servers[0].vm("web-0").host == "host-b"
+
+    run(test)
+
+
+def test_daemon_learns_that_a_host_of_another_server_runs_the_vm() -> None:
+    async def test(world: World) -> None:
+        old = await world.daemon("host-a", reported("web-0"))
+        new = await world.daemon("host-b", server=1)
+        await world.restart("web-0")
+        await fail_and_move(world, old, new)
+
+        impact = await old.take()
+        assert (impact["vm"]["host"], impact["may_run_on"]) == ("host-a", ["host-b"])
+        assert (await new.work())["impacts"] == []
+
+    run(test)
+
+
+def test_move_that_has_filled_its_target_is_tried_again() -> None:
+    """The target has no room for a second VM like this one, but the VM may be there already."""
+
+    async def test(world: World) -> None:
+        big = reported("web-0", memory_bytes=9 * GIB)
+        source, target = await world.daemon("host-a", big), Daemon(world, "host-b")
+        await target.report(memory_bytes=10 * GIB)
+        await world.servers[0].operations.redeploy("web-0", by="ann")
+        await world.settle()
+        await source.finish(await source.take(), problem="no answer from host-b")
+        await target.report(big, memory_bytes=10 * GIB)
+        await world.pass_time(5 * SECOND, source, target)
+
+        impact = await source.take()
+        assert (impact["vm"]["host"], impact["tries"]) == ("host-a", 2)
+        assert impact["targets"] == impact["may_run_on"] == ["host-b"]
+
+    run(test)
+
+
+def test_move_of_another_server_counts_at_its_target() -> None:
+    """That server's choice is not known here before the target reports the VM."""
+
+    async def test(world: World) -> None:
+        big = reported("big", memory_bytes=9 * GIB)
+        first = await world.daemon("host-a", reported("web-0", memory_bytes=2 * GIB))
+        second = await world.daemon("host-c", big, server=1)
+        target = Daemon(world, "host-b")
+        await target.report(memory_bytes=10 * GIB)
+        await world.servers[1].operations.redeploy("big", by="ann")
+        await world.settle()
+        assert (await second.take())["targets"] == ["host-a", "host-b"]
+        await target.report({**big, "power": "stopped"}, memory_bytes=10 * GIB)
+        await world.servers[0].operations.redeploy("web-0", by="ann")
+        await world.settle()
+        assert (await first.take())["targets"] == ["host-c"]
+
+    run(test)

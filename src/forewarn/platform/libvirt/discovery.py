@@ -6,9 +6,16 @@ from contextlib import suppress
 from typing import Any
 
 import libvirt
+from msgspec.structs import replace
 
 from forewarn.platform.libvirt.connection import LibvirtHosts, ignoring
 from forewarn.platform.libvirt.domain_xml import DiscoveredVm, Leases, parse
+
+INCOMING = tuple(
+    (libvirt.VIR_DOMAIN_PAUSED, reason)
+    for reason in (libvirt.VIR_DOMAIN_PAUSED_MIGRATION, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP)
+)
+"""States of a domain whose migration may still fail, or that has not begun to run."""
 
 
 async def discover(libvirts: LibvirtHosts, hosts: Iterable[str]) -> dict[str, list[DiscoveredVm]]:
@@ -34,15 +41,17 @@ def _describe_all(connection: Any, host: str) -> tuple[str, list[DiscoveredVm]]:
 def describe(
     handle: Any, host: str, leases: Leases, *, with_metadata: bool = True
 ) -> DiscoveredVm | None:
-    with ignoring(libvirt.VIR_ERR_NO_DOMAIN):  # it ended meanwhile
-        is_active = bool(handle.isActive())
-        return parse(
+    """Return the domain, None if it ended meanwhile. One that is still on its way here is off."""
+    with ignoring(libvirt.VIR_ERR_NO_DOMAIN):
+        vm = parse(
             handle.XMLDesc(),
             host=host,
-            is_active=is_active,
+            is_active=bool(handle.isActive()),
             leases=leases,
             with_metadata=with_metadata,
         )
+        is_incoming = tuple(handle.state()) in INCOMING
+        return replace(vm, is_active=vm.is_active and not is_incoming)
     return None
 
 

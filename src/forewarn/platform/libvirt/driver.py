@@ -5,14 +5,16 @@ continues: a marker in the domain's metadata records what an earlier try began. 
 `grace` to shut down or reboot by itself before it is forced. Steps are short calls with waits in
 between, so no thread is blocked while a guest takes its time.
 
-A VM must never run on two hosts: two copies destroy their disk. So a move goes on to another
-target only when libvirt has refused to start the VM on the last one. If a start got no answer, the
-try fails, and the next one looks on every host first.
+A VM must never run on two hosts: two copies destroy their disk. So a move writes its target into
+the marker before the VM can run there, and goes on to another target only when libvirt has refused
+to start the VM on the last one. If a start got no answer, the try fails. A VM that is off on its
+host is acted on only if the target in its marker, and each host that reports it running, answer.
 """
 
 import asyncio
+import functools
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -24,7 +26,7 @@ from forewarn.core.event import DURATION_SECONDS, Cause, EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactRequest, ImpactResult, Sleeper
 from forewarn.platform.libvirt import marker
-from forewarn.platform.libvirt.connection import OFF, Domain, LibvirtError, LibvirtHosts, ignoring
+from forewarn.platform.libvirt.connection import OFF, Domain, LibvirtError, ignoring
 from forewarn.platform.libvirt.targets import Targets
 from forewarn.platform.threads import LAST_CALL_SECONDS, run_to_completion
 
@@ -60,46 +62,35 @@ GONE_IS_DONE = (EventType.PREEMPT, EventType.TERMINATE)
 
 @dataclass
 class LibvirtPlatform:
-    """Acts on the domains of the fleet's hosts.
+    """Acts on the domains of the fleet's hosts."""
 
-    `hosts` are the possible targets of a move; `avoid` says which are bad ones, and how bad;
-    `scope_hosts` are the hosts of a scope's VMs. `migrations_max` limits the VMs that leave a host
-    at a time, and those that arrive.
-    """
-
-    libvirts: LibvirtHosts
+    targets: Targets
     clock: Sleeper
-    hosts: Callable[[], Iterable[str]]
-    avoid: Callable[[], Mapping[str, int]]
     grace: timedelta
-    scope_hosts: Callable[[str], Iterable[str]] = lambda scope: ()
-    migrations_max: int = 2
 
     def __post_init__(self) -> None:
-        self._targets = Targets(
-            self.libvirts, self.hosts, self.avoid, self.scope_hosts, self.migrations_max
-        )
+        self.libvirts = self.targets.libvirts
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
-        domain = await self._find(request)
-        if domain is None and request.type in GONE_IS_DONE:
-            return ImpactResult(detail="libvirt has no such domain: nothing to do")
-        if domain is None:
-            raise ImpactFailed(
-                f"no host of the fleet has a domain {request.vm.id or request.vm.name}",
-                vm=request.vm.name,
-            )
+        found = await self._find(request)
+        if not found:
+            hosts = ", ".join(filter(None, (request.vm.host, *self.targets.others(request))))
+            problem = f"no domain {request.vm.id or request.vm.name} on {hosts}"
+            if request.type in GONE_IS_DONE:
+                return ImpactResult(detail=f"{problem}: nothing to do")
+            raise ImpactFailed(problem, vm=request.vm.name)
+        domain = found[0]
         if request.moves:
             return await self._move(request, domain)
         if request.type is EventType.REBOOT:
             result = await self._reboot(request, domain)
+        elif request.type is EventType.FREEZE:
+            result = ImpactResult(detail=await self._freeze(request, domain))
+        elif request.type is EventType.PREEMPT:
+            result = ImpactResult(detail=await self._stop(domain))
         else:
-            steps: dict[EventType, Callable[[ImpactRequest, Domain], Awaitable[str]]] = {
-                EventType.FREEZE: self._freeze,
-                EventType.PREEMPT: self._stop,
-                EventType.TERMINATE: self._remove,
-            }
-            result = ImpactResult(detail=await steps[request.type](request, domain))
+            details = [await self._remove(each) for each in found]
+            result = ImpactResult(detail=details[0])
         return replace(result, host="" if domain.host == request.vm.host else domain.host)
 
     async def wait_until_back(self, request: ImpactRequest) -> None:
@@ -110,8 +101,7 @@ class LibvirtPlatform:
         """
         while True:  # ends when the agent answers, or when cancelled
             try:
-                domain = await self._find(request)
-                if domain is not None:
+                for domain in (await self._find(request))[:1]:
                     await domain.do(lambda handle: handle.getTime(), AGENT_SECONDS_MAX)
                     return
             except ImpactFailed as error:
@@ -119,23 +109,48 @@ class LibvirtPlatform:
                     await asyncio.Event().wait()
             await self.clock.sleep_until(self.clock.now() + PING_EVERY)
 
-    async def _find(self, request: ImpactRequest) -> Domain | None:
-        """Find the VM's domain: on its own host first, else on any host.
+    async def _find(self, request: ImpactRequest) -> list[Domain]:
+        """Find the domains of the VM: the one that runs first.
 
-        For a move, which an earlier try may have half done, a running domain is preferred.
+        If it does not run on its own host, those that may run it are asked; all hosts if it is not
+        even defined there, or if it is to move, which may be half done.
         """
         vm = request.vm
         here = await self.libvirts.find(vm.host, vm)
-        if here is not None and not (request.moves and await here.is_off()):
-            return here
-        elsewhere = await self.libvirts.for_each(
-            self._targets.others(request), lambda host: self.libvirts.find(host, vm)
-        )
-        found = [domain for domain in (here, *elsewhere) if domain is not None]
-        for domain in found:
-            if not await domain.is_off():
-                return domain
-        return found[0] if found else None
+        if here is not None and not await here.is_off():
+            return [here]
+        begun = await here.do(marker.read) if here is not None else marker.Marker()
+        hosts = self.targets.suspects(request, begun.target)
+        if here is None or request.moves:
+            hosts = sorted({*hosts, *self.targets.others(request)})
+
+        async def look(host: str) -> Domain | None:
+            try:
+                return await self.libvirts.find(host, vm)
+            except ImpactFailed as error:
+                raise ImpactFailed(
+                    f"{vm.name} may run on {host}, which does not answer: {error}", host=host
+                ) from error
+
+        copies = (here, *await self.libvirts.for_each(hosts, look))
+        found = [domain for domain in copies if domain is not None]
+        off = [domain for domain in found if await domain.is_off()]
+        running = [domain for domain in found if domain not in off]
+        return running + [
+            domain for domain in off if domain is here or not await self._discard(domain, begun)
+        ]
+
+    async def _discard(self, copy: Domain, begun: marker.Marker) -> bool:
+        """Undefine what a move, as the marker on its host says, has defined on a target and not
+        started. A start that is still on its way there fails then. False if it is something else.
+        """
+        is_ours = begun.event and (await copy.do(marker.read)).event == begun.event
+        if not is_ours or not await copy.is_off():
+            return False
+        await copy.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+        if not await copy.is_off():
+            raise ImpactFailed(f"the VM was started on {copy.host} meanwhile", host=copy.host)
+        return True
 
     async def _freeze(self, request: ImpactRequest, domain: Domain) -> str:
         state, reason = await domain.state()
@@ -163,8 +178,10 @@ class LibvirtPlatform:
         try:
             await domain.do(lambda handle: handle.setTime(None, sync), AGENT_SECONDS_MAX)
         except ImpactFailed as error:
-            return f"the guest's clock was not set: {error}"
-        return "the guest's clock was set"
+            if error.facts.get("number") in (*UNSUPPORTED, libvirt.VIR_ERR_AGENT_UNRESPONSIVE):
+                return "no guest agent sets its clock"
+            return f"the guest agent did not set its clock: {error}"
+        return "the guest agent set its clock"
 
     async def _suspend(self, event_id: str, domain: Domain, duration: timedelta) -> None:
         """Suspend the VM for a while. It is resumed whatever happens.
@@ -232,13 +249,13 @@ class LibvirtPlatform:
 
     async def _has_begun(self, request: ImpactRequest, domain: Domain) -> bool:
         """Whether an earlier try of this event has begun to act."""
-        return await domain.do(lambda handle: marker.is_marked(handle, request.event_id))
+        return (await domain.do(marker.read)).event == request.event_id
 
     async def _should_start(self, request: ImpactRequest, domain: Domain) -> bool:
         """Whether a VM that is off is started: its owner wants it, or we stopped it."""
         return request.cause in STARTS or await self._has_begun(request, domain)
 
-    async def _stop(self, request: ImpactRequest, domain: Domain) -> str:
+    async def _stop(self, domain: Domain) -> str:
         """Shut down within the grace period, else force it off."""
         if await domain.is_off():
             return "the VM was off"
@@ -250,20 +267,24 @@ class LibvirtPlatform:
             await domain.do(lambda handle: handle.destroy())
         return f"the guest did not shut down within {self.grace.total_seconds():g} seconds: stopped"
 
-    async def _remove(self, request: ImpactRequest, domain: Domain) -> str:
-        how = await self._stop(request, domain)
+    async def _remove(self, domain: Domain) -> str:
+        how = await self._stop(domain)
         await domain.undefine(libvirt.VIR_DOMAIN_UNDEFINE_NVRAM)
         return f"{how}, undefined"
 
     async def _move(self, request: ImpactRequest, domain: Domain) -> ImpactResult:
         """Move to another host. If there is none, stop and start the VM."""
-        began = await domain.do(lambda handle: marker.began_on(handle, request.event_id))
-        source = began or request.vm.host  # the fleet may already know the new host
+        begun = await domain.do(marker.read)
+        source = request.vm.host
+        if begun.event == request.event_id:
+            source = begun.host or source  # the fleet may already know the new host
         if self.libvirts.uri(domain.host) != self.libvirts.uri(source):
             return await self._finish_move(request, domain, source)
-        if request.tries > 1:
-            await self._discard_copies(request)
-        async with self._targets.leave(request, domain) as targets:
+        with suppress(ImpactFailed):  # the VM is here, whether the last target answers or not
+            copy = await self.libvirts.find(begun.target, request.vm)
+            if copy is not None and copy.host != domain.host:
+                await self._discard(copy, begun)
+        async with self.targets.leave(request, domain) as targets:
             return await self._move_to_first(request, domain, targets or [domain.host])
 
     async def _move_to_first(
@@ -272,14 +293,18 @@ class LibvirtPlatform:
         """Move to the first target that takes the VM. If none does, it runs here again."""
         was_off = await domain.is_off()
         should_run = not was_off or await self._should_start(request, domain)
-        if should_run:  # the definition carries the marker along
-            await domain.do(lambda handle: marker.mark(handle, request.event_id, domain.host))
-        secure = libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE
-        xml = await domain.do(lambda handle: str(handle.XMLDesc(secure)))
-        is_live, how, failures = not was_off and targets[0] != domain.host, "", list[str]()
+
+        def mark(target: str, handle: Any) -> str:
+            if should_run:  # the definition carries the marker along
+                marker.mark(handle, request.event_id, domain.host, target)
+            secure = libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE
+            return str(handle.XMLDesc(secure))
+
+        is_live, how, xml, failures = not was_off and targets[0] != domain.host, "", "", list[str]()
         for target in targets[:TARGETS_MAX]:
-            async with self._targets.arrive(domain, target):
+            async with self.targets.arrive(domain, target):
                 try:
+                    xml = await domain.do(functools.partial(mark, target))
                     is_live = is_live and await self._migrate(domain, target)
                     if is_live:
                         detail = "; ".join((*failures, f"migrated live to {target}"))
@@ -291,7 +316,7 @@ class LibvirtPlatform:
                     if may_run_there or error.facts.get("number") in NOT_THE_TARGET:
                         break
                     continue
-                how = how or await self._stop(request, domain)
+                how = how or await self._stop(domain)
                 refusal = await self._try_start(there, domain) if should_run else ""
                 if not refusal:
                     how += "" if should_run else " and stays off"
@@ -327,18 +352,6 @@ class LibvirtPlatform:
         await domain.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
         await there.do(marker.unmark)
         return ImpactResult(host=there.host, detail=f"{how}; moved to {there.host}")
-
-    async def _discard_copies(self, request: ImpactRequest) -> None:
-        """Undefine what an earlier try has defined on a target and not started."""
-
-        async def discard(host: str) -> None:
-            copy = None
-            with suppress(ImpactFailed):  # it does not answer
-                copy = await self.libvirts.find(host, request.vm)
-            if copy is not None and await copy.is_off() and await self._has_begun(request, copy):
-                await copy.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
-
-        await self.libvirts.for_each(self._targets.others(request), discard)
 
     async def _finish_move(
         self, request: ImpactRequest, domain: Domain, source: str

@@ -5,7 +5,7 @@ stopped from one that its owner did. It moves with the domain, so it also tells 
 """
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
@@ -17,35 +17,35 @@ NAMESPACE = "urn:forewarn:impact:1"
 ELEMENT = libvirt.VIR_DOMAIN_METADATA_ELEMENT
 
 
-def mark(handle: Any, event_id: str, host: str = "") -> None:
-    """Record that the event acts on this domain. Called before the first action.
+class Marker(NamedTuple):
+    """The event that acts on a domain, empty if none does.
 
-    `host` is where a move begins.
+    A move begins on `host`. Its VM may run on `target`, even if it is off on `host`.
     """
+
+    event: str = ""
+    host: str = ""
+    target: str = ""
+
+
+def mark(handle: Any, *marker: str) -> None:
+    """Record what acts on this domain. Called before the first action."""
+    fields = Marker(*marker)._asdict().items()
+    element = " ".join(f"{name}={quoteattr(value)}" for name, value in fields)
     handle.setMetadata(
-        ELEMENT,
-        f"<impact event={quoteattr(event_id)} host={quoteattr(host)}/>",
-        "forewarn-impact",
-        NAMESPACE,
-        _flags(handle),
+        ELEMENT, f"<impact {element}/>", "forewarn-impact", NAMESPACE, _flags(handle)
     )
 
 
-def is_marked(handle: Any, event_id: str) -> bool:
-    """Whether this event has begun to act on the domain."""
-    return began_on(handle, event_id) is not None
-
-
-def began_on(handle: Any, event_id: str) -> str | None:
-    """Return the host on which this event began to move the domain; None if it is not marked."""
+def read(handle: Any) -> Marker:
     with ignoring(libvirt.VIR_ERR_NO_DOMAIN_METADATA, libvirt.VIR_ERR_NO_DOMAIN):
-        marker = ElementTree.fromstring(handle.metadata(ELEMENT, NAMESPACE))  # noqa: S314 ours
-        return marker.get("host", "") if marker.get("event") == event_id else None
-    return None
+        element = ElementTree.fromstring(handle.metadata(ELEMENT, NAMESPACE))  # noqa: S314 ours
+        return Marker(*(element.get(name, "") for name in Marker._fields))
+    return Marker()
 
 
 def unmark(handle: Any) -> None:
-    """Remove the marker. One left behind by mistake means nothing to the next event."""
+    """Remove the marker. One left behind by mistake only makes the next event ask its target."""
     with suppress(libvirt.libvirtError):
         handle.setMetadata(ELEMENT, None, None, NAMESPACE, _flags(handle))
 

@@ -1,85 +1,92 @@
 """Where VMs can move: asks the other hosts for their memory, and limits the moves of each host."""
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import libvirt
 
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactRequest
 from forewarn.platform.libvirt.connection import Domain, LibvirtHosts, ignoring
-from forewarn.platform.placement import Candidate, rank_targets
-
-
-class Arrival(NamedTuple):
-    """A VM on its way to a host."""
-
-    host: str
-    scope: str
-    need_bytes: int
+from forewarn.platform.placement import Move, rank_targets
 
 
 @dataclass
 class Targets:
     """The hosts that VMs can move to.
 
+    `hosts` are all of them; `avoid` says which are bad ones, and how bad; `scope_hosts` are the
+    hosts of a scope's VMs. A daemon knows none of that: its requests have targets.
+
     At most `migrations_max` VMs leave a host at a time, and as many arrive. A VM that waits to
     arrive holds a place on its old host; one that arrives waits for nobody, so none waits forever.
     """
 
     libvirts: LibvirtHosts
-    hosts: Callable[[], Iterable[str]]
-    avoid: Callable[[], Mapping[str, int]]
-    scope_hosts: Callable[[str], Iterable[str]]
-    migrations_max: int
+    hosts: Callable[[], Iterable[str]] = tuple
+    avoid: Callable[[], Mapping[str, int]] = dict
+    scope_hosts: Callable[[str], Iterable[str]] = lambda scope: ()
+    migrations_max: int = 2
 
     def __post_init__(self) -> None:
         self._places = defaultdict[str, asyncio.Semaphore](
             lambda: asyncio.Semaphore(self.migrations_max)
         )
-        self._arrivals: dict[str, Arrival] = {}
+        self._moves: dict[str, Move] = {}
 
     def others(self, request: ImpactRequest) -> list[str]:
-        """Return the hosts but the VM's own that have a URI, one for each libvirt."""
-        own, uri = self.libvirts.uri(request.vm.host), self.libvirts.uri
-        names = sorted({*self.hosts(), *request.targets}, reverse=True)
-        by_uri = {uri(name): name for name in names if uri(name) not in ("", own)}
-        return sorted(by_uri.values())
+        """Return all other hosts that have a URI, one for each libvirt."""
+        return self._distinct(request, {*self.hosts(), *request.targets, *request.may_run_on})
 
-    async def _rank(self, request: ImpactRequest, need_bytes: int) -> list[str]:
+    def suspects(self, request: ImpactRequest, target: str) -> list[str]:
+        """Return the other hosts that may run the VM: they report it, or it was moved to one."""
+        names = {*request.may_run_on, target} - {"", request.vm.host}
+        for name in names:
+            if not self.libvirts.uri(name):
+                raise ImpactFailed(
+                    f"{request.vm.name} may run on {name}; expected a libvirt_uri for that host",
+                    host=name,
+                )
+        return self._distinct(request, names)
+
+    def _distinct(self, request: ImpactRequest, names: Iterable[str]) -> list[str]:
+        own, uri = self.libvirts.uri(request.vm.host), self.libvirts.uri
+        by_uri = {uri(name): name for name in sorted(names, reverse=True)}
+        return sorted(name for each, name in by_uri.items() if each not in ("", own))
+
+    async def _rank(self, request: ImpactRequest, move: Move) -> list[str]:
         """Return the targets, the best first; none if there is no other host.
 
         A host that does not answer is left out. What is on its way to a host counts as there.
         """
-        if request.targets:
-            usable = {self.libvirts.uri(host) for host in self.others(request)}
-            return [host for host in request.targets if self.libvirts.uri(host) in usable]
         others = self.others(request)
+        if request.targets:
+            usable = {self.libvirts.uri(host) for host in others}
+            return [host for host in request.targets if self.libvirts.uri(host) in usable]
         answers = await self.libvirts.for_each(others, self._ask_memory)
-        avoid, arrivals = self.avoid(), self._arrivals
-        scope_vms = Counter(self.scope_hosts(request.scope))
-        scope_vms.update(each.host for each in arrivals.values() if each.scope == request.scope)
-        candidates = []
-        for host, answer in zip(others, answers, strict=True):
-            if answer is not None:
-                total, used = answer
-                coming = {
-                    key: each.need_bytes for key, each in arrivals.items() if each.host == host
-                }
-                free = total - sum((coming | used).values())
-                candidates.append(Candidate(host, free, avoid.get(host, 0), scope_vms[host]))
-        ranked = rank_targets(candidates, need_bytes)
-        if others and not ranked:
-            raise ImpactFailed(
-                f"{len(candidates)} of {len(others)} other hosts answer, and none has"
-                f" {need_bytes >> 20} MiB of free memory for {request.vm.name}",
-                vm=request.vm.name,
-            )
-        return ranked
+        free = {
+            host: answer[0] - sum(self._without_moves(host, answer[1]))
+            for host, answer in zip(others, answers, strict=True)
+            if answer is not None
+        }
+        return rank_targets(
+            move,
+            free,
+            hosts=len(others),
+            moves=self._moves.values(),
+            moves_max=self.migrations_max,
+            avoid=self.avoid(),
+            scope_hosts=self.scope_hosts(request.scope),
+        )
+
+    def _without_moves(self, host: str, used: Mapping[str, int]) -> list[int]:
+        """Of the domains of a host, those that are not on their way to it."""
+        coming = {uuid for uuid, move in self._moves.items() if move.host == host}
+        return [used[uuid] for uuid in used.keys() - coming]
 
     @asynccontextmanager
     async def leave(self, request: ImpactRequest, domain: Domain) -> AsyncIterator[list[str]]:
@@ -90,18 +97,19 @@ class Targets:
         uuid = domain.handle.UUIDString()
         async with self._places[f"from {self.libvirts.uri(domain.host)}"]:
             need_bytes = await domain.do(lambda handle: int(handle.info()[1]) << 10)
-            targets = await self._rank(request, need_bytes)
-            self._arrivals[uuid] = Arrival("".join(targets[:1]), request.scope, need_bytes)
+            move = Move(request.vm.name, request.scope, need_bytes)
+            targets = await self._rank(request, move)
+            self._moves[uuid] = move._replace(host="".join(targets[:1]))
             try:
                 yield targets
             finally:
-                del self._arrivals[uuid]
+                del self._moves[uuid]
 
     @asynccontextmanager
     async def arrive(self, domain: Domain, host: str) -> AsyncIterator[None]:
         """Within this, the VM that leaves its host may arrive on this one."""
         uuid = domain.handle.UUIDString()
-        self._arrivals[uuid] = self._arrivals[uuid]._replace(host=host)
+        self._moves[uuid] = self._moves[uuid]._replace(host=host)
         async with self._places[f"to {self.libvirts.uri(host)}"]:
             yield
 

@@ -16,6 +16,8 @@ from forewarn.option_kind import HostUri
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.libvirt.connection import LibvirtHosts, prepare
 from forewarn.platform.libvirt.driver import LibvirtPlatform
+from forewarn.platform.libvirt.marker import read
+from forewarn.platform.libvirt.targets import Targets
 from tests.builders import guid
 from tests.unit.platform.instant_clock import InstantClock
 
@@ -102,17 +104,16 @@ class LibvirtWorld:
         libvirts = LibvirtHosts(
             URIS, call_seconds_max=call_seconds_max, connect=connect or self.connect
         )
-        return LibvirtPlatform(
-            libvirts,
-            clock or self.clock,
-            hosts=lambda: self.hosts,
-            avoid=more.pop("avoid", dict),
-            grace=timedelta(seconds=grace),
-            **more,
-        )
+        targets = Targets(libvirts, hosts=lambda: self.hosts, **more)
+        return LibvirtPlatform(targets, clock or self.clock, timedelta(seconds=grace))
 
     def run_impact(self, what: ImpactRequest, **more: Any) -> ImpactResult:
         return asyncio.run(self.platform(**more).run_impact(what))
+
+
+def is_marked(handle: Any, event_id: str) -> bool:
+    """Whether this event has begun to act on the domain."""
+    return read(handle).event == event_id
 
 
 def order(

@@ -9,10 +9,10 @@ import pytest
 
 from forewarn.option_kind import HostUri
 from forewarn.platform.libvirt.connection import LibvirtHosts, open_connection
-from forewarn.platform.libvirt.discovery import discover
+from forewarn.platform.libvirt.discovery import describe, discover
 from forewarn.platform.libvirt.domain_xml import DiscoveredVm
 from tests.builders import guid
-from tests.unit.platform.libvirt.libvirt_world import URIS, LibvirtWorld, domain_xml
+from tests.unit.platform.libvirt.libvirt_world import URIS, Guest, Host, LibvirtWorld, domain_xml
 
 pytestmark = pytest.mark.system
 
@@ -54,6 +54,27 @@ def test_domains_are_listed_with_their_metadata(tmp_path: Path) -> None:
             )
         ],
     }
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_active"),
+    [
+        (libvirt.VIR_DOMAIN_PAUSED_USER, True),
+        (libvirt.VIR_DOMAIN_PAUSED_IOERROR, True),
+        (libvirt.VIR_DOMAIN_PAUSED_MIGRATION, False),
+        (libvirt.VIR_DOMAIN_PAUSED_STARTING_UP, False),
+    ],
+)
+def test_domain_that_is_still_migrated_here_does_not_run_here(
+    tmp_path: Path, reason: int, is_active: bool
+) -> None:
+    """The migration may fail, so its impact is not done. The guest is already plugged in."""
+    world = LibvirtWorld(tmp_path)
+    ways = {"state": lambda handle: [libvirt.VIR_DOMAIN_PAUSED, reason]}
+    found = describe(Guest(world.web, Host(world.on("host-a")), ways), "host-a", {})
+
+    assert found is not None
+    assert (found.is_active, found.ports) == (is_active, ("testnet0",))
 
 
 class Leasing:

@@ -12,13 +12,14 @@ import pytest
 from forewarn.core.event import Cause, EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactResult
-from forewarn.platform.libvirt.marker import is_marked, mark
+from forewarn.platform.libvirt.marker import mark
 from tests.builders import guid
 from tests.unit.platform.libvirt.libvirt_world import (
     OFF,
     RUNNING,
     Host,
     LibvirtWorld,
+    is_marked,
     order,
     refusal,
 )

@@ -5,6 +5,7 @@ if that fails.
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from forewarn.core.event import Cause, EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.platform.libvirt.marker import is_marked, mark
+from forewarn.platform.libvirt.marker import mark
 from tests.builders import guid
 from tests.unit.platform.libvirt.libvirt_world import (
     MORE_HOSTS,
@@ -24,6 +25,7 @@ from tests.unit.platform.libvirt.libvirt_world import (
     Guest,
     Host,
     LibvirtWorld,
+    is_marked,
     order,
     refusal,
 )
@@ -248,9 +250,105 @@ def test_vm_whose_start_got_no_answer_starts_nowhere_else(world: LibvirtWorld) -
     assert [world.names_on(host) for host in world.hosts] == [[], ["web-0"], []]
 
 
+class SilentTarget(Target):
+    """It starts a domain only after `go`, and answers nothing else meanwhile."""
+
+    def __init__(self, connection: Any) -> None:
+        self.go, self.is_silent = threading.Event(), False
+        super().__init__(connection, create=self.create)
+
+    def create(self, handle: Any) -> None:
+        self.is_silent = True
+        self.go.wait(WAIT_SECONDS_MAX)
+        self.is_silent = False
+        handle.create()
+
+    def lookupByName(self, name: str) -> Guest:
+        if self.is_silent:
+            self.go.wait(WAIT_SECONDS_MAX)
+        return super().lookupByName(name)
+
+
+@pytest.mark.parametrize(
+    "retry",
+    [
+        order(EventType.REDEPLOY, Cause.REDEPLOY, tries=2, targets=("host-c",)),
+        order(EventType.REDEPLOY, Cause.REDEPLOY, tries=2),
+        replace(order(EventType.REBOOT, Cause.RESTART), event_id=guid(2)),
+    ],
+    ids=["another target", "no target", "another event"],
+)
+def test_vm_that_may_run_on_a_silent_target_starts_nowhere(
+    world: LibvirtWorld, retry: ImpactRequest
+) -> None:
+    """The daemon of a host knows only the targets of the last request, and two copies on one disk
+    destroy it.
+    """
+    world.hosts = []
+    silent = SilentTarget(world.on("host-b"))
+    connect = connecting(world, host_b=silent)
+    first = order(EventType.REDEPLOY, Cause.REDEPLOY, targets=("host-b", "host-c"))
+    try:
+        with pytest.raises(ImpactFailed, match="libvirt of host-b did not answer"):
+            world.run_impact(first, connect=connect, call_seconds_max=1)
+        with pytest.raises(ImpactFailed, match=r"^web-0 may run on host-b, which does not answer:"):
+            world.run_impact(retry, connect=connect, call_seconds_max=1)
+        assert (world.state(), world.names_on("host-c")) == (OFF, [])
+    finally:
+        silent.go.set()
+    asyncio.run(until(lambda: world.state("host-b") == RUNNING))
+
+    done = world.run_impact(retry, connect=connecting(world, host_b=Target(world.on("host-b"))))
+
+    assert (done.host, world.state("host-b"), world.names_on("host-c")) == ("host-b", RUNNING, [])
+
+
+def test_target_that_refused_to_start_the_vm_is_not_asked_again(world: LibvirtWorld) -> None:
+    """Only the last target may run it."""
+    silent = SilentTarget(world.on("host-c"))
+    full = Target(world.on("host-b"), create=refuse())
+    try:
+        with pytest.raises(ImpactFailed, match="libvirt of host-c did not answer"):
+            world.run_impact(
+                REDEPLOY, connect=connecting(world, host_b=full, host_c=silent), call_seconds_max=1
+            )
+    finally:
+        silent.go.set()
+    asyncio.run(until(lambda: world.state("host-c") == RUNNING))
+    world.hosts = []
+
+    assert world.run_impact(AGAIN).host == "host-c"
+
+
+def test_vm_that_a_host_without_a_uri_may_run_is_not_started(world: LibvirtWorld) -> None:
+    world.web.destroy()
+    restart = replace(order(EventType.REBOOT, Cause.RESTART), may_run_on=("host-z",))
+
+    with pytest.raises(ImpactFailed, match=r"^web-0 may run on host-z; expected a libvirt_uri for"):
+        world.run_impact(restart)
+    assert world.state() == OFF
+
+
+@pytest.mark.parametrize("is_defined_here", [False, True])
+def test_vm_that_another_host_reports_running_is_removed_there(
+    world: LibvirtWorld, is_defined_here: bool
+) -> None:
+    """It was moved by hand: a deletion that looks on its old host only would change nothing."""
+    world.hosts = []
+    world.on("host-b").defineXML(world.web.XMLDesc()).create()
+    world.web.destroy()
+    if not is_defined_here:
+        world.web.undefine()
+
+    done = world.run_impact(replace(order(EventType.TERMINATE), may_run_on=("host-b",)))
+
+    assert done.host == "host-b"
+    assert [world.names_on(host) for host in ("host-a", "host-b")] == [[], []]
+
+
 def test_try_after_a_crash_removes_what_the_last_one_defined(world: LibvirtWorld) -> None:
     """It may choose another target now, and a second definition could be started by mistake."""
-    mark(world.web, guid(1), "host-a")
+    mark(world.web, guid(1), "host-a", "host-b")
     world.on("host-b").defineXML(world.web.XMLDesc())
     world.run_vm("host-b", "db-0", 2, mib=1024)
 
