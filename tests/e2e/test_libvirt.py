@@ -70,7 +70,7 @@ def test_restart_reaches_the_domain_or_fails_if_unknown(
         for change in changes_in(tmp_path, "lost")
         if change.what is ChangeKind.IMPACT_FAILED
     ]
-    assert failures == ["no host of the fleet has a domain lost"] * 2
+    assert failures == ["no domain lost on host-a"] * 2
 
 
 def test_unreachable_libvirt_fails_the_impact_not_the_service(
