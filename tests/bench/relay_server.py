@@ -40,10 +40,10 @@ async def serve(arguments: argparse.Namespace) -> None:
     key = hashlib.sha256(secret.encode()).hexdigest().encode()
     upstream = Upstream(parse_servers([arguments.server], None))
     relay = Relay(upstream, Signer(name, key))
-    relay.requests_per_guest_max = CLIENTS_MAX
-    ports = BridgePorts("lo", socket.if_nametoindex("lo"), LoopbackTables())
+    index = socket.if_nametoindex("lo")
+    ports = BridgePorts(index, LoopbackTables.open(), {index: arguments.vm})
     limits = Limits(connections_per_address_max=CLIENTS_MAX)
-    policy = RelayPolicy(ports, lambda *_: arguments.vm, limits)
+    policy = RelayPolicy(ports, limits)
     bound = socket.create_server(("127.0.0.1", 0), backlog=CLIENTS_MAX)
     bound.setsockopt(socket.IPPROTO_TCP, TCP_SAVE_SYN, SAVE_FROM_ETHERNET)
     listener = Listener(

@@ -131,7 +131,14 @@ class BridgeWorld:
         self.plug(guest, vm=vm, mac=mac)
         self.run(guest.namespace, f"ip address add {address} dev eth0")
         self.run(guest.namespace, f"ip route add {ALIAS} dev eth0")
+        if not mac:
+            self.settle(guest)
         return guest
+
+    def settle(self, guest: Guest) -> None:
+        """Wait until the guest's MAC has been at its port for long enough to be served."""
+        if self._relay is not None:
+            eventually(lambda: self.poll(guest).status, lambda status: status != 503)
 
     def plug(self, guest: Guest, vm: str = "", mac: str = "") -> None:
         mac = f"address {mac} " if mac else ""
@@ -140,7 +147,7 @@ class BridgeWorld:
         self.run(self.host, f"ip link set {guest.port} master {guest.bridge} up")
         self.run(guest.namespace, "ip link set eth0 up")
         if vm:
-            self.tell_ports({f"{guest.bridge}/{guest.port}": vm})
+            self.tell_ports({guest.port: vm})
 
     def tell_ports(self, more: dict[str, str]) -> None:
         self.ports.update(more)

@@ -1,18 +1,20 @@
 """The relay as a process: `python -m tests.e2e.relay_process`.
 
 Reads its settings as a JSON object from the first line of its input. A line after that is the new
-`ports` (`{"br0/port": id}`). The end of the input ends it.
+`ports` (`{"port": id}`). The end of the input ends it.
 """
 
 import asyncio
 import hashlib
 import json
+import socket
 import sys
+from contextlib import suppress
 from typing import Any
 
 import uvloop
 
-from forewarn.errors import Error
+from forewarn.errors import Error, Unavailable
 from forewarn.hostd.connection import parse_servers
 from forewarn.hostd.relay import BridgeListener, Relay, Signer
 from forewarn.hostd.upstream import Upstream
@@ -21,29 +23,36 @@ from forewarn.option_kind import Address
 
 
 async def serve(settings: dict[str, Any], lines: asyncio.StreamReader) -> None:
-    ports: dict[str, str] = settings["ports"]
+    vms = find_interfaces(settings["ports"])
     _, name, secret = settings["token"].split("_", 2)
     key = hashlib.sha256(secret.encode()).hexdigest().encode()
     upstream = Upstream(parse_servers(settings["servers"], None))
     relay = Relay(upstream, Signer(name, key))
     address = Address("169.254.169.254", 80)
-    bridges = [
-        BridgeListener(relay, bridge, address, lambda bridge, port: ports.get(f"{bridge}/{port}"))
-        for bridge in settings["bridges"]
-    ]
-    for bridge in bridges:
-        await bridge.start()
+    bridges = [BridgeListener(relay, bridge, address, vms) for bridge in settings["bridges"]]
+    problems = [await bridge.update() for bridge in bridges]
+    if not any(bridge.is_serving for bridge in bridges):
+        raise Unavailable(problems[0])
     following = [asyncio.create_task(bridge.follow()) for bridge in bridges]
     print("ready", flush=True)
     while line := await lines.readline():
-        ports.clear()
-        ports.update(json.loads(line))
+        vms.clear()
+        vms.update(find_interfaces(json.loads(line)))
         print("changed", flush=True)
     for task in following:
         task.cancel()
     relay.stop()
     await asyncio.gather(*(bridge.stop() for bridge in bridges))
     upstream.close()
+
+
+def find_interfaces(ports: dict[str, str]) -> dict[int, str]:
+    """The VM at each interface that exists, by its index."""
+    vms = {}
+    for port, vm in ports.items():
+        with suppress(OSError):
+            vms[socket.if_nametoindex(port)] = vm
+    return vms
 
 
 async def main() -> None:

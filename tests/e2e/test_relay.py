@@ -4,15 +4,17 @@ A guest is where it is plugged in, whatever addresses it uses.
 """
 
 import json
+import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.bridge_world import ALIAS, ALIAS_V6, POLL, TARGET, BridgeWorld, Guest
 from tests.e2e.metadata_world import RawResponse
+from tests.e2e.raw_tcp import ETH_P_IP, SlowConnection, Wire
 from tests.e2e.waiting import eventually
 
 WEB_0, WEB_1, DB, CACHE = (f"00000000-0000-4000-8000-00000000000{number}" for number in range(4))
@@ -47,7 +49,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BridgeWorld]:
         yield start(stack, tmp_path_factory.mktemp("relay"))
 
 
-def start(stack: ExitStack, folder: Path, servers: int = 1) -> BridgeWorld:
+def start(
+    stack: ExitStack, folder: Path, servers: int = 1, bridges: tuple[str, ...] = ("br0", "br1")
+) -> BridgeWorld:
     (folder / "fleet.yaml").write_text(json.dumps(FLEET))
     world = BridgeWorld(stack, folder)
     world.add_bridge("br0", "192.168.122.1/24")
@@ -55,7 +59,7 @@ def start(stack: ExitStack, folder: Path, servers: int = 1) -> BridgeWorld:
     for number in range(servers):
         world.servers.append(world.start_server(number, "--fleet", str(folder / "fleet.yaml")))
     token = world.create_host_token("h")
-    ready = world.start_relay(*SERVERS[:servers], token=token, bridges=("br0", "br1"))
+    ready = world.start_relay(*SERVERS[:servers], token=token, bridges=bridges)
     assert ready == "ready\n"
     return world
 
@@ -165,14 +169,35 @@ def test_mac_that_moves_to_another_port_is_never_its_owner_there(host: BridgeWor
     with host.connect(victim) as kept:
         assert name_of(kept.ask(INSTANCE)) == "web-0"
         thief = host.add_guest("br0", "192.168.122.50/24", DB, mac=mac(host, victim))
-        announce(host, thief, "192.168.122.50")
-        eventually(lambda: thief.port in port_of_mac(host, mac(host, victim)))
+        eventually(lambda: is_at_port_of(host, thief, "192.168.122.50"))
         names = {who_if_answered(host, thief) for _ in range(5)}
         eventually(lambda: who_if_answered(host, thief) == "db")
 
         assert names <= {"503", "403", "db", "no answer"}
+        # While both are plugged in, a response may go to the thief, which resets the connection.
+        host.run(thief.namespace, "ip link set eth0 down")
         kept.send(INSTANCE)  # moves the MAC back
         assert b'"web-0"' not in kept.read_to_end()
+
+
+def test_slow_handshake_with_a_neighbours_mac_is_not_the_neighbour(host: BridgeWorld) -> None:
+    """The first packet comes with the neighbour's MAC; the last one when the neighbour has its port
+    back, and has had it for so long that it is not in doubt any more.
+    """
+    victim = host.add_guest("br0", "192.168.122.54/24", WEB_0)
+    thief = host.add_guest("br0", "192.168.122.55/24", DB)
+    victims, own = (bytes.fromhex(mac(host, each).replace(":", "")) for each in (victim, thief))
+    gateway = bytes.fromhex(host.run(host.host, "cat /sys/class/net/br0/address").replace(":", ""))
+    with closing(Wire(thief.namespace)) as wire, closing(Wire(victim.namespace)) as seen:
+        slow = SlowConnection(wire, victims, gateway, "192.168.122.56", ALIAS)
+        slow.begin()
+        assert thief.port in port_of_mac(host, mac(host, victim))
+        host.settle(victim)
+        slow.finish(own, INSTANCE)
+
+        answer = seen.receive(ETH_P_IP, socket.inet_aton("192.168.122.56"), b"HTTP/1.1 ")
+        assert b"HTTP/1.1 503" in answer
+        assert b"web-0" not in answer
 
 
 def test_replugged_nic_is_served_and_its_old_port_is_anothers(host: BridgeWorld) -> None:
@@ -185,12 +210,14 @@ def test_replugged_nic_is_served_and_its_old_port_is_anothers(host: BridgeWorld)
     host.plug(again, WEB_0, address)
     host.run(guest.namespace, "ip address add 192.168.122.60/24 dev eth0")
     host.run(guest.namespace, f"ip route add {ALIAS} dev eth0")
+    host.settle(again)
     assert who(host, again) == "web-0"
 
     other = Guest(host.add_namespace(), "br0", guest.port)
     host.plug(other, DB)
     host.run(other.namespace, "ip address add 192.168.122.61/24 dev eth0")
     host.run(other.namespace, f"ip route add {ALIAS} dev eth0")
+    host.settle(other)
     assert who(host, other) == "db"
 
 
@@ -198,7 +225,7 @@ def test_port_given_to_another_vm_ends_the_connection(host: BridgeWorld) -> None
     guest = host.add_guest("br0", "192.168.122.62/24", WEB_0)
     with host.connect(guest) as kept:
         assert name_of(kept.ask(INSTANCE)) == "web-0"
-        host.tell_ports({f"br0/{guest.port}": DB})
+        host.tell_ports({guest.port: DB})
         kept.send(INSTANCE)
         assert kept.read_to_end().startswith(b"HTTP/1.1 403 ")
     assert who(host, guest) == "db"
@@ -322,11 +349,31 @@ def test_bridge_that_is_made_again_is_served_again(tmp_path: Path) -> None:
         assert who(world, guest) == "web-0"
 
 
+def test_bridge_and_ipv6_that_appear_later_are_served(tmp_path: Path) -> None:
+    """Guests of the other bridges do not wait for them, and the log has one line for each."""
+    with ExitStack() as stack:
+        world = start(stack, tmp_path, bridges=("later", "br0"))
+        guest = world.add_guest("br0", "192.168.122.72/24", WEB_0)
+        assert who(world, guest) == "web-0"
+        world.run(world.host, "ip link add later type bridge")
+        world.run(world.host, "sysctl -w net.ipv6.conf.later.disable_ipv6=1")
+        world.run(world.host, "ip link set later up")
+        late = world.add_guest("later", "192.168.122.73/24", DB)
+        assert who(world, late) == "db"
+        world.run(world.host, "sysctl -w net.ipv6.conf.later.disable_ipv6=0")
+        assert who(world, late, ALIAS_V6) == "db"
+
+        lines = (tmp_path / "relay.txt").read_text().splitlines()
+        missing, without_ipv6 = [line for line in lines if "not all guests are served" in line]
+        assert "the bridge later does not exist" in missing
+        assert f"cannot listen on [{ALIAS_V6}]:80 of the bridge later" in without_ipv6
+
+
 @pytest.mark.parametrize(
     ("bridge", "problem"),
     [
         ("nobr", "error: the bridge nobr does not exist; expected a bridge of this host\n"),
-        ("lo", "error: the bridge lo is not a bridge; expected a bridge of this host\n"),
+        ("lo", "error: lo is not a Linux bridge; Open vSwitch and macvtap are not supported\n"),
         (
             "br0",
             f"error: cannot listen on {ALIAS}:80 of the bridge br0: Address already in use\n",
@@ -357,6 +404,12 @@ def announce_until_known(host: BridgeWorld, guest: Guest, address: str) -> None:
         return mac(host, guest) in host.run(host.host, f"ip neigh show {address} dev br0")
 
     eventually(is_known)
+
+
+def is_at_port_of(host: BridgeWorld, guest: Guest, address: str) -> bool:
+    """Whether the bridge sends packets for the guest's MAC to it: another one may have it too."""
+    announce(host, guest, address)
+    return guest.port in port_of_mac(host, mac(host, guest))
 
 
 def mac(host: BridgeWorld, guest: Guest) -> str:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from forewarn.config import PlatformName
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
+from forewarn.errors import Unavailable
 from forewarn.hostd.connection import parse_servers
 from forewarn.hostd.control import Session
 from forewarn.hostd.inventory import CommandSource, Inventory, Source
@@ -58,9 +59,10 @@ async def run_relay(
     relay = Relay(upstream, Signer(token.name, token.key))
     try:
         for bridge in config.bridge:
-            listener = BridgeListener(relay, bridge, config.listen, inventory.vm_of_port)
-            await listener.start()
-            listeners.append(listener)
+            listeners.append(BridgeListener(relay, bridge, config.listen, inventory.ids))
+        problems = [await listener.update() for listener in listeners]
+        if not any(listener.is_serving for listener in listeners):
+            raise Unavailable(problems[0])
         yield listeners
     finally:
         relay.stop()

@@ -6,7 +6,8 @@ They come from a source: libvirt (`libvirt_source.py`), or a command that prints
 import asyncio
 import os
 import signal
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from typing import Any, Protocol
 
@@ -73,19 +74,23 @@ class Inventory:
     """The VMs that the source listed last.
 
     `readable` is set while the source answers, `changed` when there is something new to report.
+    `ids` has the id of the VM at each interface of this host, by its index: a name may be used
+    again for another VM. `interfaces` lists the index and name of each.
     """
 
-    def __init__(self, source: Source, every_seconds: float) -> None:
+    def __init__(
+        self,
+        source: Source,
+        every_seconds: float,
+        interfaces: Callable[[], list[tuple[int, str]]] = socket.if_nameindex,
+    ) -> None:
         self._source = source
         self._every_seconds = every_seconds
-        self._ids: Mapping[str, str] = {}
+        self._interfaces = interfaces
+        self.ids: dict[int, str] = {}
         self.report = Report()
         self.readable = asyncio.Event()
         self.changed = asyncio.Event()
-
-    def vm_of_port(self, bridge: str, port: str) -> str | None:
-        """The id of the VM whose interface this is. An interface name is unique on a host."""
-        return self._ids.get(port)
 
     async def run(self) -> None:
         """List the VMs when the source is woken, and every few seconds, until cancelled."""
@@ -93,7 +98,8 @@ class Inventory:
         while True:  # ends when cancelled
             self._source.woken.clear()
             try:
-                self._update(await self._source.list_vms())
+                before = self._interfaces()
+                self._update(await self._source.list_vms(), before)
                 pause = self._every_seconds
             except (Error, OSError) as error:
                 if self.readable.is_set() or not pause:
@@ -105,8 +111,13 @@ class Inventory:
                     await self._source.woken.wait()
                     await asyncio.sleep(SETTLE_SECONDS)
 
-    def _update(self, report: Report) -> None:
-        self._ids = {port: vm.id.lower() for vm in report.vms for port in vm.ports}
+    def _update(self, report: Report, before: list[tuple[int, str]]) -> None:
+        """Only an interface that was there all the time is certainly the one that was listed."""
+        indexes = {name: index for index, name in {*before} & {*self._interfaces()}}
+        self.ids.clear()
+        for vm in [each for each in report.vms if each.power is Power.RUNNING]:
+            for index in [indexes[port] for port in vm.ports if port in indexes]:
+                self.ids[index] = "" if index in self.ids else vm.id.lower()
         if not self.readable.is_set():
             log.info("the VMs of this host are listed", vms=len(report.vms))
         if report != self.report:

@@ -4,19 +4,20 @@ Only the few messages that the relay needs, without a library: see rtnetlink(7) 
 linux/neighbour.h.
 """
 
+import asyncio
 import errno
 import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
 AF_BRIDGE = 7
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 0x1, 0x4, 0x200, 0x400
 NLMSG_ERROR = 2
-RTM_NEWLINK, RTM_DELLINK, RTM_NEWADDR = 16, 17, 20
+RTM_DELLINK, RTM_NEWADDR = 17, 20
 RTM_NEWNEIGH, RTM_DELNEIGH, RTM_GETNEIGH = 28, 29, 30
 RTMGRP_LINK, RTMGRP_NEIGH = 0x1, 0x4
 NDA_DST, NDA_LLADDR, NDA_VLAN, NDA_MASTER = 1, 2, 5, 9
@@ -32,8 +33,11 @@ ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, sc
 
 RECEIVE_BYTES = 64 * 1024
 RECEIVE_SECONDS_MAX = 2.0
+SO_RCVBUFFORCE = 33
 NOTICES_BYTES = 4 << 20
 """What the kernel may queue for us: some thousand changes."""
+NOTICES_MAX = 4096
+"""Read at a time. A guest that floods its bridge must not keep us from everything else."""
 
 
 class Neighbour(NamedTuple):
@@ -49,34 +53,42 @@ class Neighbour(NamedTuple):
     address: str
     bridge: int
     vlan: int = 0
+    is_deleted: bool = False
 
     @property
     def is_learned(self) -> bool:
-        """Of a forwarding table: whether it is an address behind a port, and not the port's own.
-
-        Entries of VLANs do not count: the relay gets untagged packets.
-        """
+        """Of a forwarding table: whether it is an address behind a port, and not the port's own."""
         return bool(self.bridge) and not self.vlan and not self.state & NUD_PERMANENT
 
 
-class Notice(NamedTuple):
-    """A change: of an interface if `neighbour` is None, else of this entry."""
-
-    interface: int
-    is_deleted: bool = False
-    neighbour: Neighbour | None = None
-
-
 class Netlink:
-    """What the relay asks the kernel, and what the kernel reports."""
+    """What the relay asks the kernel, and what the kernel reports.
 
-    def __init__(self) -> None:
-        self._notices = _open_socket()
-        self._notices.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, NOTICES_BYTES)
-        self._notices.bind((0, RTMGRP_LINK | RTMGRP_NEIGH))
-        self._notices.settimeout(0)
+    The kernel drops notices when its queue is full, and goes on until all of the queue was read.
+    Notices from before and after the gap must not be taken for all that has happened.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._notices = connection
+        self._is_complete = True
+
+    @classmethod
+    def open(cls) -> "Netlink":
+        connection = _open_socket()
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, NOTICES_BYTES)
+        except PermissionError:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, NOTICES_BYTES)
+        connection.bind((0, RTMGRP_LINK | RTMGRP_NEIGH))
+        connection.settimeout(0)
+        return cls(connection)
+
+    def on_notice(self, call: Callable[[], None]) -> None:
+        """Have the event loop call this when there are notices to read, until `close`."""
+        asyncio.get_running_loop().add_reader(self._notices, call)
 
     def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._notices)
         self._notices.close()
 
     def neighbour(self, interface: int, address: str) -> bytes:
@@ -92,25 +104,24 @@ class Netlink:
         found = _find(header + _attribute(NDA_LLADDR, mac) + master)
         return found.interface if found and found.is_learned else 0
 
-    def name(self, interface: int) -> str:
-        """The name of an interface; empty if it is gone."""
-        try:
-            return socket.if_indextoname(interface)
-        except OSError:
-            return ""
+    def notices(self) -> list[Neighbour | int] | None:
+        """What has changed since the last call: entries, and interfaces that were deleted.
 
-    def notices(self) -> list[Notice] | None:
-        """What has changed since the last call; None if the kernel had to drop some of it."""
-        notices: list[Notice] = []
-        while True:
+        None if the kernel had to drop some of it, or if there is more.
+        """
+        notices: list[Neighbour | int] = []
+        for _ in range(NOTICES_MAX):
             try:
                 notices += parse_notices(self._notices.recv(RECEIVE_BYTES))
             except BlockingIOError:
-                return notices
+                was_complete, self._is_complete = self._is_complete, True
+                return notices if was_complete else None
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
-                return None
+                self._is_complete = False
+        self._is_complete = False
+        return None
 
 
 def add_address(interface: int, address: str) -> None:
@@ -154,13 +165,14 @@ def _open_socket() -> socket.socket:
     return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
 
 
-def parse_notices(data: bytes) -> Iterator[Notice]:
+def parse_notices(data: bytes) -> Iterator[Neighbour | int]:
     for kind, payload in messages(data):
-        if kind in (RTM_NEWLINK, RTM_DELLINK):
-            yield Notice(LINK.unpack_from(payload)[2], kind == RTM_DELLINK)
+        if kind == RTM_DELLINK:
+            family, _, interface, _, _ = LINK.unpack_from(payload)
+            if family != AF_BRIDGE:  # with it, the interface has only left its bridge
+                yield interface
         elif kind in (RTM_NEWNEIGH, RTM_DELNEIGH):
-            neighbour = parse_neighbour(payload)
-            yield Notice(neighbour.interface, kind == RTM_DELNEIGH, neighbour)
+            yield parse_neighbour(payload)._replace(is_deleted=kind == RTM_DELNEIGH)
 
 
 def messages(data: bytes) -> Iterator[tuple[int, bytes]]:

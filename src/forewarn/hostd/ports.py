@@ -2,15 +2,18 @@
 
 A guest chooses its addresses, but not its port. The kernel keeps the Ethernet header of the first
 packet of a connection. Its source is the guest's MAC, and the bridge's forwarding table knows at
-which port it has seen that MAC last. Two things could go wrong, and both are refused:
+which port it has seen that MAC last. Three things could go wrong, and all are refused:
 
 - The neighbour table has another MAC for the address: the response would go to another guest.
-- The MAC has just moved to this port. Two guests may be using it, and then the entry says only
+- The MAC has just come to this port. Two guests may be using it, and then the entry says only
   which of them sent a packet last.
+- The first packet was sent long ago: a guest can begin a connection with its neighbour's MAC, and
+  complete it when the neighbour has its port back.
 """
 
 import socket
 import struct
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +22,15 @@ from forewarn.hostd.netlink import AF_BRIDGE, Neighbour, Netlink, add_address, p
 from forewarn.option_kind import Address
 
 DOUBT_SECONDS = 2.0
-"""How long a MAC that has moved from port to port is not served."""
+"""How long a MAC that has come to a port is not served: longer than connecting may take."""
 ENTRIES_MAX = 16_384
 """Entries that are cached: a guest can make up as many addresses as it likes."""
 BACKLOG = 4096
 TCP_SAVE_SYN, TCP_SAVED_SYN = 27, 28
 SAVE_FROM_ETHERNET = 2
 SYN_BYTES_MAX = 512
+TCP_INFO_RETRANSMITS = struct.Struct("=100xI")
+"""The end of what is read of struct tcp_info: tcpi_total_retrans."""
 ETHERNET = struct.Struct("!6s6sH")
 IP_TYPES = (0x0800, 0x86DD)
 
@@ -38,82 +43,92 @@ class Peer(NamedTuple):
 
 
 class BridgePorts:
-    """Finds the port of a peer. Entries are cached until the kernel reports a change.
+    """Finds the VM of a peer. `vms` has the id of the VM at each port, by the interface's index.
 
-    The kernel queues its notice before it passes the packet on that caused the change. Notices are
-    read before each lookup, so the cache is never behind what has been received.
+    Entries are cached until the kernel reports a change. It queues its notice before it passes the
+    packet on that caused the change, and notices are read before each lookup, so the cache is
+    never behind what has been received.
+
+    `_ports` has where each MAC was seen last; negative if the entry was deleted since. A MAC that
+    comes to a port is in doubt unless it was there before: what is not known may have been
+    elsewhere.
     """
 
-    def __init__(self, bridge: str, index: int, kernel: Netlink) -> None:
-        self.bridge = bridge
+    def __init__(self, index: int, kernel: Netlink, vms: dict[int, str]) -> None:
         self.index = index
         self._kernel = kernel
+        self._vms = vms
         self._macs: dict[str, bytes] = {}
         self._ports: dict[bytes, int] = {}
-        self._names: dict[int, str] = {}
-        self._moved_until: dict[bytes, float] = {}
-
-    @property
-    def entries(self) -> int:
-        return len(self._macs) + len(self._ports) + len(self._moved_until)
+        self._doubted_until: dict[bytes, float] = {}
+        self._all_doubted_until = 0.0
 
     def close(self) -> None:
         self._kernel.close()
 
-    def port_of(self, peer: Peer, now: float) -> str:
-        """The name of the port from which the peer comes; empty if it is not known for sure.
+    def vm_of(self, peer: Peer, now: float) -> str:
+        """The id of the VM at whose port the peer is; empty if there is none.
 
-        Unavailable if its MAC has just been at another port.
+        Unavailable if that is in doubt, so that the peer should connect again.
         """
-        self._follow(now)
-        if not peer.mac:
-            return ""
-        if self._moved_until.get(peer.mac, 0) > now:
-            raise Unavailable("Service unavailable. The MAC was seen at two ports of the bridge")
+        self.follow(now)
+        if peer.mac and self._ports.get(peer.mac, 0) <= 0:
+            port = self._kernel.bridge_port(self.index, peer.mac)
+            self.follow(now)  # what has changed before this answer
+            if port and self._ports.get(peer.mac, 0) <= 0:
+                self._ports[peer.mac] = port
+        doubted_until = max(self._doubted_until.get(peer.mac, 0.0), self._all_doubted_until)
+        if not peer.mac or doubted_until > now:
+            raise Unavailable("Service unavailable. The port of the bridge is in doubt")
         # Without a neighbour, the response goes by a router, or the kernel will ask for it.
         mac = self._macs.get(peer.address) or self._kernel.neighbour(self.index, peer.address)
-        port = self._ports.get(peer.mac) or self._kernel.bridge_port(self.index, peer.mac)
-        if not port or mac not in (peer.mac, b""):
+        if mac not in (peer.mac, b""):
             return ""
         if mac:
             self._macs[peer.address] = mac
-        self._ports[peer.mac] = port
-        self._names[port] = self._names.get(port) or self._kernel.name(port)
-        return self._names[port]
+        return self._vms.get(self._ports.get(peer.mac, 0), "")
 
-    def _follow(self, now: float) -> None:
+    def follow(self, now: float) -> None:
+        """Read what has changed."""
         notices = self._kernel.notices()
-        if notices is None or self.entries > ENTRIES_MAX:
-            self._forget()
+        if notices is None or len(self._macs) + len(self._ports) > ENTRIES_MAX:
+            for cache in (self._macs, self._ports, self._doubted_until):
+                cache.clear()
+            self._all_doubted_until = now + DOUBT_SECONDS
         for notice in notices or ():
-            entry = notice.neighbour
-            if entry is None:
-                self._names.pop(notice.interface, None)
-            elif entry.family != AF_BRIDGE and entry.interface == self.index:
-                self._macs.pop(entry.address, None)
-            elif entry.bridge == self.index and entry.is_learned:
-                self._follow_port(entry, is_deleted=notice.is_deleted, now=now)
+            if isinstance(notice, int):
+                self._vms.pop(notice, None)
+            elif notice.family != AF_BRIDGE and notice.interface == self.index:
+                self._macs.pop(notice.address, None)
+            elif notice.bridge == self.index and notice.is_learned:
+                self._follow_port(notice, now)
 
-    def _follow_port(self, entry: Neighbour, *, is_deleted: bool, now: float) -> None:
-        before = self._ports.pop(entry.mac, 0)
-        if is_deleted:
+    def _follow_port(self, entry: Neighbour, now: float) -> None:
+        last = abs(self._ports.get(entry.mac, 0))
+        if entry.is_deleted:
+            self._ports[entry.mac] = -last
             return
-        if before not in (0, entry.interface):
-            self._moved_until[entry.mac] = now + DOUBT_SECONDS
+        if last != entry.interface:
+            self._doubted_until[entry.mac] = now + DOUBT_SECONDS
         self._ports[entry.mac] = entry.interface
 
-    def _forget(self) -> None:
-        for cache in (self._macs, self._ports, self._names, self._moved_until):
-            cache.clear()
 
-
-def open_bridge(bridge: str) -> BridgePorts:
-    """Unavailable if there is no such bridge: libvirt may create it later."""
-    index = interface_index(bridge)
-    if not index or not Path("/sys/class/net", bridge, "bridge").is_dir():
-        problem = "is not a bridge" if index else "does not exist"
-        raise Unavailable(f"the bridge {bridge} {problem}; expected a bridge of this host")
-    return BridgePorts(bridge, index, Netlink())
+def open_bridge(bridge: str, vms: dict[int, str]) -> BridgePorts:
+    """Unavailable if there is no such bridge, or not now: libvirt may create it later."""
+    index, folder = interface_index(bridge), Path("/sys/class/net", bridge, "bridge")
+    vlans = folder / "vlan_filtering"  # a kernel without VLANs of bridges does not have it
+    if not index:
+        raise Unavailable(f"the bridge {bridge} does not exist; expected a bridge of this host")
+    if not folder.is_dir():
+        raise Unavailable(
+            f"{bridge} is not a Linux bridge; Open vSwitch and macvtap are not supported"
+        )
+    if vlans.exists() and vlans.read_text() != "0\n":
+        raise Unavailable(f"the bridge {bridge} has vlan_filtering on; expected one without VLANs")
+    kernel = Netlink.open()
+    ports = BridgePorts(index, kernel, vms)
+    kernel.on_notice(lambda: ports.follow(time.monotonic()))
+    return ports
 
 
 def interface_index(name: str) -> int:
@@ -148,10 +163,16 @@ def listen(bridge: str, address: Address) -> socket.socket:
 
 
 def peer_of(connection: socket.socket, address: str) -> Peer:
-    """The peer of a connection that was just accepted. Its MAC is empty if it is not known."""
+    """The peer of a connection that was just accepted.
+
+    Its MAC is empty if it is not known, or if it took longer than a second to connect: then our
+    response to the first packet was sent again.
+    """
     try:
         syn = connection.getsockopt(socket.IPPROTO_TCP, TCP_SAVED_SYN, SYN_BYTES_MAX)
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_RETRANSMITS.size)
     except OSError:
-        syn = b""
+        return Peer(address, b"")
     _, source, kind = ETHERNET.unpack_from(syn.ljust(ETHERNET.size, b"\0"))
-    return Peer(address, source if kind in IP_TYPES else b"")
+    is_prompt = TCP_INFO_RETRANSMITS.unpack(info) == (0,)
+    return Peer(address, source if kind in IP_TYPES and is_prompt else b"")

@@ -18,13 +18,11 @@ from typing import Any, NamedTuple, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from forewarn.engine.clock import RealClock
-from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.errors import Error, Forbidden, Invalid, Unavailable
 from forewarn.hostd.connection import Response, ServerLost
 from forewarn.hostd.last_document import LastDocuments, Poll
 from forewarn.hostd.netlink import add_address
-from forewarn.hostd.ports import BridgePorts, Peer, interface_index, listen, open_bridge, peer_of
+from forewarn.hostd.ports import BridgePorts, interface_index, listen, open_bridge, peer_of
 from forewarn.hostd.upstream import TRY_NEXT, Request, Upstream
 from forewarn.log import log
 from forewarn.option_kind import Address
@@ -73,26 +71,15 @@ class Signer(NamedTuple):
 class RelayPolicy(ConnectionPolicy):
     """What all connections from one bridge share."""
 
-    def __init__(
-        self,
-        ports: BridgePorts,
-        vm_of_port: Callable[[str, str], str | None],
-        limits: Limits = LIMITS,
-    ) -> None:
+    def __init__(self, ports: BridgePorts, limits: Limits = LIMITS) -> None:
         super().__init__(limits, metadata_body)
-        self._ports = ports
-        self._vm_of_port = vm_of_port
+        self.ports = ports
 
     def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
         return partial(RelayConnection, self, **arguments)
 
     def is_unknown(self, address: str) -> bool:
         return not address
-
-    def vm_of(self, peer: Peer) -> str:
-        """The id of the guest; empty if it is not one. Unavailable if its port just changed."""
-        port = self._ports.port_of(peer, time.monotonic())
-        return (self._vm_of_port(self._ports.bridge, port) or "") if port else ""
 
 
 class RelayConnection(Connection):
@@ -109,13 +96,13 @@ class RelayConnection(Connection):
         address = message.plain_address(self.client[0]) if self.client else ""
         self.peer = peer_of(self.transport.get_extra_info("socket"), address)
         try:
-            return self.policy.vm_of(self.peer)
+            return self.policy.ports.vm_of(self.peer, time.monotonic())
         except Unavailable:
             return ""
 
     def check_identity(self) -> None:
         """Unavailable or Forbidden unless it is still the guest that opened the connection."""
-        vm = self.policy.vm_of(self.peer)
+        vm = self.policy.ports.vm_of(self.peer, time.monotonic())
         if not vm:
             raise Forbidden(f"Forbidden. {self.peer.address} is not a VM of this host")
         if vm != self.address:
@@ -284,57 +271,60 @@ def forwarded_headers(headers: list[Header]) -> list[Header]:
 class BridgeListener:
     """The listeners of one bridge, for IPv4 and IPv6.
 
-    A bridge may be deleted and made again, with libvirt's network. `follow` notices that.
+    A bridge may be made later, or deleted and made again with libvirt's network, and may get IPv6
+    at any time. `follow` notices that. `vms` has the id of the VM at each port, by its index.
     """
 
     relay: Relay
     bridge: str
     address: Address
-    vm_of_port: Callable[[str, str], str | None]
+    vms: dict[int, str]
 
     def __post_init__(self) -> None:
         self._ports: BridgePorts | None = None
-        self._listeners: list[Listener] = []
-        self._throttled_log = ThrottledLog(RealClock())
+        self._listeners: dict[Address, Listener] = {}
 
-    async def start(self) -> None:
-        """Unavailable if there is no such bridge, or it cannot be listened on."""
-        self._ports = open_bridge(self.bridge)
-        try:
-            await self._listen(self._ports, self.address)
-        except Unavailable:
-            await self.stop()
-            raise
-        try:
-            await self._listen(self._ports, Address(ADDRESS_V6, self.address.port))
-        except Unavailable as error:  # libvirt's networks are often without IPv6
-            log.info("the relay serves no IPv6", bridge=self.bridge, problem=error.message)
-
-    async def _listen(self, ports: BridgePorts, address: Address) -> None:
-        policy = RelayPolicy(ports, self.vm_of_port)
-        bound = listen(self.bridge, address)
-        listener = Listener(self.relay, address, policy, server_name=SERVER_METADATA, bound=bound)
-        await listener.start()
-        self._listeners.append(listener)
+    @property
+    def is_serving(self) -> bool:
+        return bool(self._listeners)
 
     async def follow(self) -> None:
-        """Listen again if the bridge was made again, or its address was removed."""
+        """Listen wherever that becomes possible, until cancelled; log each problem once."""
+        logged = ""
         while True:
+            problem = await self.update()
+            if problem not in ("", logged):  # libvirt's networks are often without IPv6
+                write = log.info if self.is_serving else log.warning
+                write("not all guests are served", bridge=self.bridge, problem=problem)
+            logged = problem
             await asyncio.sleep(FOLLOW_SECONDS)
-            try:
-                if self._ports and self._ports.index == interface_index(self.bridge):
-                    add_address(self._ports.index, self.address.host)
-                    continue
+
+    async def update(self) -> str:
+        """Listen on both addresses, if that is possible now; the problem, if there is one."""
+        try:
+            if self._ports and self._ports.index != interface_index(self.bridge):
                 await self.stop()
-                await self.start()
-                log.info("the relay listens again", bridge=self.bridge)
-            except (Error, OSError) as error:
-                problem = str(error)
-                self._throttled_log.warn("no relay for guests", bridge=self.bridge, problem=problem)
+            self._ports = self._ports or open_bridge(self.bridge, self.vms)
+            for address in (self.address, Address(ADDRESS_V6, self.address.port)):
+                await self._listen(self._ports, address)
+        except (Error, OSError) as error:
+            return str(error)
+        return ""
+
+    async def _listen(self, ports: BridgePorts, address: Address) -> None:
+        """The bridge's address may have been removed, so it is added again and again."""
+        if address in self._listeners:
+            add_address(ports.index, address.host)
+            return
+        bound, policy = listen(self.bridge, address), RelayPolicy(ports)
+        listener = Listener(self.relay, address, policy, server_name=SERVER_METADATA, bound=bound)
+        await listener.start()
+        self._listeners[address] = listener
+        log.info("the relay listens", bridge=self.bridge, address=str(address))
 
     async def stop(self) -> None:
-        listeners, self._listeners = self._listeners, []
-        await asyncio.gather(*(listener.stop() for listener in listeners))
+        listeners, self._listeners = self._listeners, {}
+        await asyncio.gather(*(listener.stop() for listener in listeners.values()))
         if self._ports is not None:
             self._ports.close()
             self._ports = None

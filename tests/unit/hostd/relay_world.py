@@ -25,18 +25,16 @@ KEY = b"key"
 
 
 class LoopbackPorts(BridgePorts):
-    """The port of a peer depends on its address, and the test may change it."""
-
-    bridge = "br0"
+    """The VM of a peer depends on its address, and the test may change it."""
 
     def __init__(self) -> None:
-        self.ports = {f"127.0.0.{number}": f"port-{number}" for number in range(1, 10)}
+        self.vms = {f"127.0.0.{number}": f"id-{number}" for number in range(1, 9)}
         self.problem: Exception | None = None
 
-    def port_of(self, peer: Peer, now: float) -> str:
+    def vm_of(self, peer: Peer, now: float) -> str:
         if self.problem is not None:
             raise self.problem
-        return self.ports.get(peer.address, "")
+        return self.vms.get(peer.address, "")
 
 
 class RelayWorld:
@@ -51,7 +49,6 @@ class RelayWorld:
     ) -> None:
         self.servers = servers
         self.ports = LoopbackPorts()
-        self.vms = {f"port-{number}": f"id-{number}" for number in range(1, 9)}
         self.ahead_seconds = 0.0
         self._more = more
         self._limits = limits
@@ -73,7 +70,7 @@ class RelayWorld:
         addresses = (*self._more, *(server.address for server in self.servers))
         self.upstream = Upstream(addresses, self._connections_max)
         self.relay = Relay(self.upstream, Signer("hostd", KEY), self._now)
-        policy = RelayPolicy(self.ports, lambda _, port: self.vms.get(port), self._limits)
+        policy = RelayPolicy(self.ports, self._limits)
         address = Address("127.0.0.1", 0)
         self.listener = Listener(self.relay, address, policy, server_name=SERVER_METADATA)
         await self.listener.start()

@@ -1,5 +1,6 @@
 """The VMs of a host, from a command, and what happens when they cannot be listed."""
 
+import asyncio
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import pytest
 
 from forewarn.core.fleet import Power, ScopeKind
 from forewarn.errors import Invalid, Unavailable
-from forewarn.hostd.inventory import CommandSource, Inventory, ListedVm
+from forewarn.hostd.inventory import CommandSource, Inventory, ListedVm, Report
 from forewarn.option_kind import ExecCommand
 from tests.builders import guid
 from tests.unit.hostd.fake_server import FakeSource, running_together, until
@@ -91,14 +92,14 @@ async def test_the_last_vms_are_kept_while_they_cannot_be_listed(
 ) -> None:
     """The relay still identifies guests while libvirt restarts. One line tells it."""
     made = FakeSource("web-0")
-    inventory = Inventory(made, 0.01)
+    inventory = Inventory(made, 0.01, lambda: [(11, "vnet1")])
     with caplog.at_level(logging.INFO, "forewarn"):
         async with running_together(inventory.run()):
             await until(inventory.readable.is_set)
             made.problem = Unavailable("libvirt does not run")
             await until(lambda: not inventory.readable.is_set())
             made.woken.set()
-            assert inventory.vm_of_port("virbr0", "vnet1") == guid(1).lower()
+            assert inventory.ids == {11: guid(1).lower()}
             made.problem = None
             made.woken.set()
             await until(inventory.readable.is_set)
@@ -113,11 +114,75 @@ async def test_the_last_vms_are_kept_while_they_cannot_be_listed(
 async def test_the_command_runs_again_and_changes_are_noticed(tmp_path: Path) -> None:
     file = tmp_path / "vms.json"
     file.write_text("[]")
-    inventory = Inventory(source("cat", str(file)), 0.01)
+    inventory = Inventory(source("cat", str(file)), 0.01, lambda: [(12, "tap2"), (13, "tap3")])
     async with running_together(inventory.run()):
         await until(inventory.readable.is_set)
         inventory.changed.clear()
         file.write_text(json.dumps([{"name": "db", "id": guid(2), "ports": ["tap2"]}]))
         await until(inventory.changed.is_set)
-    assert inventory.vm_of_port("br0", "tap2") == guid(2).lower()
+    assert inventory.ids == {12: guid(2).lower()}
     assert "ports" not in inventory.report.as_sent()["vms"][0]
+
+
+class Interfaces:
+    """Those of a host; a name that is used again has another index."""
+
+    def __init__(self, *found: tuple[int, str]) -> None:
+        self.found = [*found]
+
+    def __call__(self) -> list[tuple[int, str]]:
+        return [*self.found]
+
+
+class SlowSource(FakeSource):
+    """The test decides when it answers."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(*names)
+        self.is_asked, self.answers = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def list_vms(self) -> Report:
+        report = await super().list_vms()
+        self.is_asked.set()
+        await self.answers.acquire()
+        return report
+
+
+@in_loop
+async def test_interface_name_used_again_is_not_the_old_vm() -> None:
+    """Its guest would be served as the VM that had the name before, until the next listing."""
+    made, interfaces = SlowSource("web-0"), Interfaces((11, "vnet1"))
+    inventory = Inventory(made, 3600, interfaces)
+    async with running_together(inventory.run()):
+        made.answers.release()
+        await until(inventory.readable.is_set)
+        assert inventory.ids == {11: guid(1).lower()}
+        interfaces.found = [(12, "vnet1")]
+        assert inventory.ids.get(12) is None
+
+
+@in_loop
+async def test_interface_replaced_during_a_listing_is_not_the_listed_vms() -> None:
+    made, interfaces = SlowSource("web-0"), Interfaces((11, "vnet1"))
+    inventory = Inventory(made, 3600, interfaces)
+    async with running_together(inventory.run()):
+        await made.is_asked.wait()
+        interfaces.found = [(12, "vnet1")]
+        made.answers.release()
+        await until(inventory.readable.is_set)
+        assert inventory.ids == {}
+
+
+@in_loop
+async def test_port_of_two_running_vms_is_neithers() -> None:
+    made = FakeSource()
+    made.vms = (
+        ListedVm(name="a", id=guid(1), ports=("tap0", "tap1")),
+        ListedVm(name="b", id=guid(2), ports=("tap0", "tap2")),
+        ListedVm(name="c", id=guid(3), ports=("tap2", "tap3"), power=Power.STOPPED),
+    )
+    found = [(index, f"tap{index}") for index in range(4)]
+    inventory = Inventory(made, 3600, Interfaces(*found))
+    async with running_together(inventory.run()):
+        await until(inventory.readable.is_set)
+    assert inventory.ids == {0: "", 1: guid(1).lower(), 2: guid(2).lower()}

@@ -1,11 +1,18 @@
 """Messages of the kernel, as captured on Linux 6.18 (little-endian), and broken ones."""
 
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from typing import cast
+
 import pytest
 
 from forewarn.hostd.netlink import (
     AF_BRIDGE,
+    NOTICES_MAX,
     Neighbour,
-    Notice,
+    Netlink,
     messages,
     parse_neighbour,
     parse_notices,
@@ -21,6 +28,7 @@ FORWARDING = bytes.fromhex(
     "0200000008000f00000000001400030000000000400000003a00000000000000"
 )
 """The response for a MAC at port 3 of bridge 2."""
+DELETED_LINK = bytes.fromhex("20000000110000000000000000000000000001000500000043100000ffffffff")
 MAC = bytes.fromhex("66072c2cd957")
 
 
@@ -70,14 +78,54 @@ def test_ipv6_neighbour_has_its_address_in_the_usual_form() -> None:
 
 
 def test_notices_are_read_from_several_messages() -> None:
-    link = bytes.fromhex("20000000110000000000000000000000000001000500000043100000ffffffff")
     deleted = changed(FORWARDING, 4, 29)
 
-    assert list(parse_notices(link + NEIGHBOUR + deleted)) == [
-        Notice(5, is_deleted=True),
-        Notice(2, neighbour=parse(NEIGHBOUR)),
-        Notice(3, is_deleted=True, neighbour=parse(FORWARDING)),
+    assert list(parse_notices(DELETED_LINK + NEIGHBOUR + deleted)) == [
+        5,
+        parse(NEIGHBOUR),
+        parse(FORWARDING)._replace(is_deleted=True),
     ]
+
+
+def test_interface_that_leaves_its_bridge_is_not_deleted() -> None:
+    """The kernel reports that as a deletion, of the family AF_BRIDGE."""
+    assert list(parse_notices(changed(DELETED_LINK, 16, AF_BRIDGE))) == []
+
+
+class Queue:
+    """A socket with messages and errors to read. An empty one would block."""
+
+    def __init__(self, *items: bytes | int) -> None:
+        self.items = [*items]
+
+    def recv(self, size: int) -> bytes:
+        item = self.items.pop(0) if self.items else errno.EAGAIN
+        if isinstance(item, int):
+            raise OSError(item, os.strerror(item))
+        return item
+
+
+def netlink(*items: bytes | int) -> Netlink:
+    return Netlink(cast("socket.socket", Queue(*items)))
+
+
+@pytest.mark.parametrize(
+    "items", [(errno.ENOBUFS, FORWARDING), (FORWARDING, errno.ENOBUFS, FORWARDING, FORWARDING)]
+)
+def test_notices_around_a_gap_are_lost_too(items: Sequence[bytes | int]) -> None:
+    """What the kernel has queued is older than what it dropped, and it drops until all is read."""
+    kernel = netlink(*items)
+
+    assert kernel.notices() is None
+    assert kernel.notices() == []
+
+
+def test_notices_are_incomplete_until_all_are_read() -> None:
+    kernel = netlink(*[FORWARDING] * (NOTICES_MAX + 1))
+
+    assert kernel.notices() is None
+    assert kernel.notices() is None
+    assert kernel.notices() == []
 
 
 def test_other_messages_are_ignored() -> None:
