@@ -16,6 +16,7 @@ from forewarn.conformance.expectation import PolledDocument, ResponseTest, a_doc
 from forewarn.conformance.raw_http import (
     METADATA,
     TIMEOUT_SECONDS,
+    TREE,
     Headers,
     RateLimited,
     RawConnection,
@@ -23,7 +24,7 @@ from forewarn.conformance.raw_http import (
     Request,
     SessionClock,
 )
-from forewarn.conformance.spec import EVENTS, INSTANCE, INSTANCE_VERSION, NEWEST
+from forewarn.conformance.spec import EVENTS, NEWEST
 
 TRIES_MAX = 10
 PAUSE_SECONDS = 1.0
@@ -98,7 +99,7 @@ class EndpointCalls:
         return a_document(self.send(Request(version=version, vm=vm)))
 
     def instance(self, path: str = "", *, query: str = "", vm: str = "") -> RawResponse:
-        return self.send(Request(INSTANCE + path, INSTANCE_VERSION, query=query, vm=vm))
+        return self.send(TREE._replace(path=TREE.path + path, query=query, vm=vm))
 
     @cached_property
     def vm(self) -> str:

@@ -28,24 +28,21 @@ MUST, SHOULD = Level.MUST, Level.SHOULD
 
 
 class Need(StrEnum):
-    """What a check cannot run without."""
+    """What a check cannot run without, and how to provide it."""
 
-    EVENT = "event"
-    APPROVE = "approve"
-    CONTROL = "control"
-    NAME = "name"
-    PEER = "peer"
-    STRANGER = "stranger"
+    EVENT = "event", "an event in the document, or `--control` to create one"
+    APPROVE = "approve", "`--approve`, to send a POST"
+    CONTROL = "control", "`--control`, to create an event"
+    NAME = "name", "`--as`, to call as a VM"
+    PEER = "peer", "a second `--as` of the same scope, and `--control` to know the scopes"
+    STRANGER = "stranger", "a second `--as` of another scope, and `--control` to know the scopes"
 
+    remedy: str
 
-NEEDS = {
-    Need.EVENT: "an event in the document, or `--control` to create one",
-    Need.APPROVE: "`--approve`, to send a POST",
-    Need.CONTROL: "`--control`, to create an event",
-    Need.NAME: "`--as`, to call as a VM",
-    Need.PEER: "a second `--as` of the same scope, and `--control` to know the scopes",
-    Need.STRANGER: "a second `--as` of another scope, and `--control` to know the scopes",
-}
+    def __new__(cls, value: str, remedy: str) -> "Need":
+        need = str.__new__(cls, value)
+        need._value_, need.remedy = value, remedy
+        return need
 
 
 class Check(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from forewarn.conformance.check import Body, expect, expect_equal
-from forewarn.conformance.raw_http import JsonObject, RawResponse, Request
+from forewarn.conformance.raw_http import JsonObject, RawResponse, Request, is_list_of
 
 if TYPE_CHECKING:
     from forewarn.conformance.session import Session
@@ -91,7 +91,3 @@ def a_document(response: RawResponse) -> PolledDocument:
     is_valid = isinstance(incarnation, int) and is_list_of(JsonObject, events)
     expect(is_valid, "a document with a list of events", response)
     return PolledDocument(response, incarnation, tuple(events))
-
-
-def is_list_of(kind: type, value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, kind) for each in value)

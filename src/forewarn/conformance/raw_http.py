@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 from forewarn.client.errors import EndpointError
 from forewarn.client.http1 import BODY_BYTES_MAX, READ_BYTES, Endpoint, Reader
 from forewarn.conformance.check import Failed, expect, fail
-from forewarn.conformance.spec import EVENTS, NEWEST
+from forewarn.conformance.spec import EVENTS, INSTANCE, INSTANCE_VERSION, NEWEST, VERSIONS_PATH
 
 TIMEOUT_SECONDS = 10.0
 """For a response. Only the very first one may take longer: see `session.py`."""
@@ -40,11 +40,19 @@ class Request(NamedTuple):
     http: str = "1.1"
 
 
+TREE = Request(INSTANCE, INSTANCE_VERSION)
+VERSION_LIST = Request(VERSIONS_PATH, None)
+
+
 class JsonObject(dict[str, Any]):
     """Looking up a member that is missing fails the check."""
 
     def __missing__(self, name: str) -> Any:
         fail(f"a member {name!r}", dict(self))
+
+
+def is_list_of(kind: type, value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, kind) for each in value)
 
 
 class RawResponse(NamedTuple):

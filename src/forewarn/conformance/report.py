@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from forewarn import junit
-from forewarn.conformance.check import NEEDS, SHOULD, Check
+from forewarn.conformance.check import SHOULD, Check, Need
 from forewarn.conformance.checks import CHECKS
 from forewarn.conformance.run import Result, Verdict
 
@@ -97,7 +97,7 @@ def _test_case(result: Result, *, is_strict: bool) -> junit.TestCase:
 
 def reference() -> str:
     """The tables of `docs/conformance.md`."""
-    needs = "".join(f"| {need} | {text} |\n" for need, text in NEEDS.items())
+    needs = "".join(f"| {need} | {need.remedy} |\n" for need in Need)
     checks = "".join(
         f"| `{check.name}` | {check.level} | {', '.join(check.needs) or '-'}"
         f" | {check.reason} | {check.reference} |\n"

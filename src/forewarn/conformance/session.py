@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from forewarn.conformance.calls import EndpointCalls, approval, post
-from forewarn.conformance.check import NEEDS, Check, Failed, Need, NotRun, expect
+from forewarn.conformance.check import Check, Failed, Need, NotRun, expect
 from forewarn.conformance.expectation import PolledDocument, status
 from forewarn.conformance.raw_http import JsonObject, Request
 from forewarn.conformance.spec import NEWEST
@@ -97,12 +97,12 @@ class Session(EndpointCalls):
             Need.STRANGER: lambda: self.stranger,
         }
         if not is_met[need]():
-            raise NotRun(f"it needs {NEEDS[need]}")
+            raise NotRun(f"it needs {need.remedy}")
 
     @property
     def control(self) -> Control:
         if self.control_api is None:
-            raise NotRun(f"it needs {NEEDS[Need.CONTROL]}")
+            raise NotRun(f"it needs {Need.CONTROL.remedy}")
         return self.control_api
 
     @cached_property

@@ -5,15 +5,8 @@ from itertools import pairwise
 
 from forewarn.conformance.check import MUST, SHOULD, Need, check, expect, expect_equal, rule
 from forewarn.conformance.checks.request import CLOSE, receive_last
-from forewarn.conformance.expectation import (
-    a_document,
-    is_list_of,
-    media_type,
-    sends,
-    served,
-    status,
-)
-from forewarn.conformance.raw_http import METADATA, JsonObject, RawResponse, Request
+from forewarn.conformance.expectation import a_document, media_type, sends, served, status
+from forewarn.conformance.raw_http import METADATA, JsonObject, RawResponse, Request, is_list_of
 from forewarn.conformance.session import Session
 from forewarn.conformance.spec import HTTP_DATE, JSON, VERSIONS
 

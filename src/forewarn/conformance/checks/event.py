@@ -8,8 +8,7 @@ from typing import Any
 
 from forewarn.conformance.calls import TEXT
 from forewarn.conformance.check import MUST, SHOULD, Body, Need, check, expect, expect_equal, rule
-from forewarn.conformance.expectation import is_list_of
-from forewarn.conformance.raw_http import JsonObject
+from forewarn.conformance.raw_http import JsonObject, is_list_of
 from forewarn.conformance.session import Session
 from forewarn.conformance.spec import HTTP_DATE, NEWEST, OLDEST, TYPES, VERSIONS, fields
 

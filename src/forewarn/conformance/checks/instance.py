@@ -7,31 +7,22 @@ from forewarn.conformance.calls import TEXT
 from forewarn.conformance.check import MUST, SHOULD, NotRun, check, expect, expect_equal, rule
 from forewarn.conformance.checks.request import UNKNOWN_ELEMENT
 from forewarn.conformance.checks.version import DATE, newest_versions
-from forewarn.conformance.expectation import gives, is_list_of, media_type, sends, status
-from forewarn.conformance.raw_http import JsonObject, Request
+from forewarn.conformance.expectation import gives, media_type, sends, status
+from forewarn.conformance.raw_http import TREE, VERSION_LIST, JsonObject, is_list_of
 from forewarn.conformance.session import Session
-from forewarn.conformance.spec import (
-    COMPUTE_ALWAYS,
-    COMPUTE_LATER,
-    INSTANCE,
-    INSTANCE_VERSION,
-    INSTANCE_VERSION_OLD,
-    JSON,
-    VERSIONS_PATH,
-)
+from forewarn.conformance.spec import COMPUTE_ALWAYS, COMPUTE_LATER, INSTANCE_VERSION_OLD, JSON
 
-TREE = Request(INSTANCE, INSTANCE_VERSION)
-NAME = Request(INSTANCE + "/compute/name", INSTANCE_VERSION)
+NAME = TREE._replace(path=f"{TREE.path}/compute/name")
 NAME_AS_TEXT = NAME._replace(query=TEXT)
-WITHOUT_VERSION = Request(INSTANCE, None)
+WITHOUT_VERSION = TREE._replace(version=None)
 
 
-def _tree(session: Session, version: str = INSTANCE_VERSION) -> JsonObject:
+def _tree(session: Session, version: str | None = TREE.version) -> JsonObject:
     return session.send(TREE._replace(version=version), status(200)).object()
 
 
 def _versions(session: Session) -> list[str]:
-    versions = session.send(Request(VERSIONS_PATH, None), status(200)).object()["apiVersions"]
+    versions = session.send(VERSION_LIST, status(200)).object()["apiVersions"]
     expect(is_list_of(str, versions), "apiVersions to be a list of strings", versions)
     return list(versions)
 

@@ -13,18 +13,9 @@ from forewarn.conformance.expectation import (
     served,
     status,
 )
-from forewarn.conformance.raw_http import METADATA, RawResponse, Request
+from forewarn.conformance.raw_http import METADATA, TREE, VERSION_LIST, RawResponse, Request
 from forewarn.conformance.session import Session
-from forewarn.conformance.spec import (
-    EVENTS,
-    INSTANCE,
-    INSTANCE_VERSION,
-    JSON,
-    NO_HEADER,
-    OLDEST,
-    VERSIONS,
-    VERSIONS_PATH,
-)
+from forewarn.conformance.spec import EVENTS, JSON, NO_HEADER, OLDEST, VERSIONS
 
 PIECE_SECONDS = 0.05
 CONTINUE_SECONDS_MAX = 2.0
@@ -34,7 +25,7 @@ NO_APPROVALS = b'{"StartRequests":[]}'
 BARE, BARE_OLDEST = Request(headers={}), Request(version=OLDEST, headers={})
 UNKNOWN_VERSION = Request(version="2016-01-01")
 UNKNOWN_PATH = Request("/metadata/no-such-thing")
-UNKNOWN_ELEMENT = Request(INSTANCE + "/compute/noSuchThing", INSTANCE_VERSION, query=TEXT)
+UNKNOWN_ELEMENT = TREE._replace(path=f"{TREE.path}/compute/noSuchThing", query=TEXT)
 PUT = Request(method="PUT")
 FORWARDED = Request(headers={**METADATA, "X-Forwarded-For": "10.0.0.1"})
 CLOSE = Request(headers={**METADATA, "Connection": "close"})
@@ -150,12 +141,12 @@ def header_missing_has_the_documented_message() -> None:
     """People search for this very sentence, and it is in the FAQ."""
 
 
-@rule(MUST, "PROTOCOL 8.1, IMDS", gives(400, Request(INSTANCE, INSTANCE_VERSION, {})))
+@rule(MUST, "PROTOCOL 8.1, IMDS", gives(400, TREE._replace(headers={})))
 def header_required_by_instance() -> None:
     """The instance tree reveals more about a VM than the document, so the rule applies there."""
 
 
-@rule(SHOULD, "PROTOCOL 8.1: by the general rule", gives(400, Request(VERSIONS_PATH, None, {})))
+@rule(SHOULD, "PROTOCOL 8.1: by the general rule", gives(400, VERSION_LIST._replace(headers={})))
 def header_required_by_versions() -> None:
     """One rule for all paths needs no lookup."""
 
@@ -173,7 +164,7 @@ def header_forwarded_is_400() -> None:
 @check(MUST, "PROTOCOL 3: X-Forwarded-For is rejected")
 def header_forwarded_is_rejected_by_instance(session: Session) -> None:
     """Metadata about a VM is as private as its events."""
-    session.send(FORWARDED._replace(path=INSTANCE, version=INSTANCE_VERSION), a_rejection)
+    session.send(TREE._replace(headers=FORWARDED.headers), a_rejection)
 
 
 ACCEPT = polls_with("Accept", "text/html", "application/xml;q=1", "*/*")
@@ -241,7 +232,7 @@ def connection_is_kept_alive_after_an_error(session: Session) -> None:
 @check(SHOULD, "RFC 9112 9.3.2")
 def connection_responds_in_order(session: Session) -> None:
     """A client matches pipelined requests and responses by their order."""
-    with session.connect(Request(), Request(VERSIONS_PATH, None), Request()) as connection:
+    with session.connect(Request(), VERSION_LIST, Request()) as connection:
         a_document(connection.receive())
         versions = connection.receive()
         expect(b"apiVersions" in versions.body, "the versions as the second response", versions)
