@@ -15,6 +15,7 @@ from functools import partial
 from forewarn import server
 from forewarn.config import Config, Identify
 from forewarn.core.timing import Timing
+from forewarn.duration import parse_duration
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
@@ -100,7 +101,6 @@ class LabService:
         self.operations = service.operations
         self.transcript = Transcript(clock.now)
         self.faults = FaultSet()
-        self._fault_ends: dict[str, asyncio.Task[None]] = {}
         self.config = Config(identify=(Identify.PATH, Identify.ADDRESS))
         platform = server.make_platform(self.config, service)
         assert isinstance(platform, SimulatedPlatform), "the default of the option"
@@ -119,6 +119,10 @@ class LabService:
         self._opening = asyncio.Lock()
 
     # --- the clock
+
+    def scale(self, duration: str) -> timedelta:
+        """Convert a duration of a scenario to the lab's clock."""
+        return parse_duration(duration) / self.rate
 
     async def advance(self, duration: timedelta) -> None:
         """Let time pass. Returns when everything that was due is done."""
@@ -190,7 +194,7 @@ class LabService:
         self._record_fault("added", added)
         if added.ends_at is not None:
             end = partial(self._end_fault, added.id)
-            self._fault_ends[added.id] = self.scheduler.run_at(added.ends_at, end)
+            added.end = self.scheduler.run_at(added.ends_at, end)
         if isinstance(fault, EnablementLapse):
             begin = partial(self._begin_lapse, added)
             if added.begins_at <= self.clock.now():
@@ -201,13 +205,12 @@ class LabService:
 
     def remove_fault(self, fault_id: str) -> ActiveFault:
         removed = self.faults.remove(fault_id)
-        if fault_id in self._fault_ends:
-            self._fault_ends.pop(fault_id).cancel()
+        if removed.end is not None:
+            removed.end.cancel()
         self._record_fault("removed", removed)
         return removed
 
     async def _end_fault(self, fault_id: str) -> None:
-        del self._fault_ends[fault_id]
         if fault_id in self.faults.by_id:  # not if it was over and another was added since
             self.remove_fault(fault_id)
 
@@ -218,9 +221,9 @@ class LabService:
     async def _begin_lapse(self, lapse: ActiveFault) -> None:
         """Forget the polls of its scopes, if it still exists; LabMetadata ignores new ones."""
         board, now = self.engine.board, self.clock.now()
-        vms = [vm for vm in board.vms if lapse.is_active(vm, now)]
         if lapse.id not in self.faults.by_id:
             return
+        vms = [vm for vm in board.vms if lapse.is_active(vm, now)]
         for name in sorted({board.vms[vm].scope.name for vm in vms}):
             await self._forget_polls(board.scopes[name])
 

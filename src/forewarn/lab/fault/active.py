@@ -4,6 +4,7 @@ The time and the random source are arguments. Several faults may be active at a 
 applied in the order of `Fault` in `kinds.py`, and within one kind in the order they were added.
 """
 
+from asyncio import Task
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from random import Random
@@ -12,19 +13,8 @@ from typing import Any, NamedTuple, cast
 from forewarn.duration import parse_duration
 from forewarn.errors import Invalid, NotFound, Refused
 from forewarn.fleetfile.yaml_source import FieldError, Path, convert, explain, format_path
-from forewarn.lab.fault.kinds import (
-    DOCUMENT_FAULTS,
-    KINDS,
-    SCHEMA,
-    AnyFault,
-    EnablementLapse,
-    ErrorStatus,
-    Fault,
-    FirstCall,
-    MethodFault,
-    Refuse,
-    RequestFault,
-)
+from forewarn.lab.fault import kinds
+from forewarn.lab.fault.kinds import AnyFault, Fault
 
 FAULTS_MAX = 100
 VMS_MAX = 100_000
@@ -36,7 +26,7 @@ def parse_fault(values: Mapping[str, Any]) -> Fault:
         fault = convert(dict(values), cast("type[AnyFault]", Fault), strict=False)
         check_begin(fault, ())
     except FieldError as error:
-        path, message = explain(error, dict(values), SCHEMA)
+        path, message = explain(error, dict(values), kinds.SCHEMA)
         where = "" if path in ((), ("fault",)) else f"{format_path(path)}: "
         raise Invalid(f"fault: {where}{message}", field=format_path(path)) from error
     return cast("Fault", fault)
@@ -76,7 +66,9 @@ class ActiveFault:
         self.fault = fault
         self.begins_at = now + begin if isinstance(begin, timedelta) else begin
         self.ends_at = None if fault.for_ is None else self.begins_at + duration / rate
-        self.requests_left = fault.requests if isinstance(fault, RequestFault) else None
+        self.requests_left = fault.requests if isinstance(fault, kinds.RequestFault) else None
+        self.end: Task[None] | None = None
+        """What removes it at `ends_at`."""
         self._seen_vms: set[str] = set()
 
     def is_over(self, now: datetime) -> bool:
@@ -92,13 +84,13 @@ class ActiveFault:
     def take(self, call: Call, random: Random) -> bool:
         """Return whether it affects this request, and count the request if it does."""
         fault = self.fault
-        if not isinstance(fault, RequestFault):
+        if not isinstance(fault, kinds.RequestFault):
             return False
-        if isinstance(fault, DOCUMENT_FAULTS) and not call.is_document:
+        if isinstance(fault, kinds.DOCUMENT_FAULTS) and not call.is_document:
             return False
-        if isinstance(fault, MethodFault) and fault.method not in ("any", call.method):
+        if isinstance(fault, kinds.MethodFault) and fault.method not in ("any", call.method):
             return False
-        if isinstance(fault, FirstCall):
+        if isinstance(fault, kinds.FirstCall):
             if call.vm in self._seen_vms or len(self._seen_vms) >= VMS_MAX:
                 return False
             self._seen_vms.add(call.vm)
@@ -139,7 +131,7 @@ class FaultSet:
         if not vm or not self.by_id:
             return []
         active = [each for each in self.by_id.values() if each.is_active(vm, now)]
-        return sorted(active, key=lambda each: KINDS.index(type(each.fault)))
+        return sorted(active, key=lambda each: kinds.KINDS.index(type(each.fault)))
 
     def take(self, call: Call, active: Iterable[ActiveFault], random: Random) -> list[ActiveFault]:
         """Return those of the active faults that affect a request, and count it.
@@ -149,16 +141,18 @@ class FaultSet:
         taken: list[ActiveFault] = []
         has_status = False
         for each in active:
-            if has_status and isinstance(each.fault, (*DOCUMENT_FAULTS, ErrorStatus)):
+            if has_status and isinstance(each.fault, (*kinds.DOCUMENT_FAULTS, kinds.ErrorStatus)):
                 continue
             if not each.take(call, random):
                 continue
             taken.append(each)
-            has_status = has_status or isinstance(each.fault, ErrorStatus)
-            if isinstance(each.fault, Refuse):
+            has_status = has_status or isinstance(each.fault, kinds.ErrorStatus)
+            if isinstance(each.fault, kinds.Refuse):
                 break
         return taken
 
     def is_lapsing(self, vm: str, now: datetime) -> bool:
         """Return whether the scope of this VM counts as one that is never polled."""
-        return any(isinstance(each.fault, EnablementLapse) for each in self.list_active(vm, now))
+        return any(
+            isinstance(each.fault, kinds.EnablementLapse) for each in self.list_active(vm, now)
+        )

@@ -13,15 +13,8 @@ from random import Random
 import msgspec
 
 from forewarn.engine.clock import Clock
+from forewarn.lab.fault import kinds
 from forewarn.lab.fault.active import ActiveFault, Call, FaultSet
-from forewarn.lab.fault.kinds import (
-    BODY_FAULTS,
-    VIEW_FAULTS,
-    ErrorStatus,
-    FirstCall,
-    Latency,
-    Refuse,
-)
 from forewarn.lab.fault.response import NO_RESPONSE, Ending, FaultyResponse, call_app
 from forewarn.lab.fault.shown_document import DocumentView, ShownDocument
 from forewarn.lab.fault.tcp import EXTENSION, FilteredConnection
@@ -88,10 +81,10 @@ class FaultFilter:
                 return self._show(exchange, response)
             for each in taken:
                 match each.fault:
-                    case FirstCall() | Latency():
+                    case kinds.FirstCall() | kinds.Latency():
                         if not await exchange.sleep(each.fault.draw_delay(self.random)):
                             return NO_RESPONSE
-                    case Refuse() | ErrorStatus():
+                    case kinds.Refuse() | kinds.ErrorStatus():
                         return exchange.change_body(each.fault.respond())
             headers, is_final = self._choose_headers(exchange)
             scope = {**exchange.scope, "headers": headers}
@@ -108,7 +101,7 @@ class FaultFilter:
         headers: list[Header] = exchange.scope["headers"]
         if not exchange.call.is_document:
             return headers, True
-        if exchange.has_fault(*VIEW_FAULTS, *BODY_FAULTS):
+        if exchange.has_fault(*kinds.VIEW_FAULTS, *kinds.BODY_FAULTS):
             return [each for each in headers if each[0] not in (IF_NONE_MATCH, PREFER)], True
         view = self._views.get(exchange.key)
         if view is not None and view.is_renumbered:
@@ -135,7 +128,7 @@ class FaultFilter:
         real = msgspec.json.decode(response.body, type=ShownDocument)
         shown = view.apply(real, exchange.faults, self.clock.now())
         is_known = document.matches(exchange.if_none_match, shown.number)
-        if is_known and not exchange.has_fault(*BODY_FAULTS):
+        if is_known and not exchange.has_fault(*kinds.BODY_FAULTS):
             return FaultyResponse(304, dict([_etag(shown.number)]))
         if shown == real:
             return response
@@ -161,10 +154,9 @@ class Exchange:
 
     def __init__(self, scope: Message, receive: Receive, sleep: Sleep, vm: str) -> None:
         _, path = metadata_request.split(scope["path"])
-        documents = (metadata_request.EVENTS, metadata_request.EVENTS_LEGACY)
-        is_document = scope["method"] == "GET" and metadata_request.normalize(path) in documents
+        is_events = metadata_request.normalize(path) == metadata_request.EVENTS
         self.scope = scope
-        self.call = Call(vm, scope["method"], is_document)
+        self.call = Call(vm, scope["method"], is_document=is_events and scope["method"] == "GET")
         self.sleep = sleep
         self.key = (vm, scope["query_string"])
         """A client asks for one api-version, always in the same way."""
@@ -191,7 +183,7 @@ class Exchange:
 
     def change_body(self, response: FaultyResponse) -> FaultyResponse:
         for each in self.faults:
-            if isinstance(each.fault, BODY_FAULTS):
+            if isinstance(each.fault, kinds.BODY_FAULTS):
                 response = each.fault.change(response)
         return response
 

@@ -207,7 +207,7 @@ class Reset(MethodFault, frozen=True, kw_only=True, tag="reset"):
 
     def change(self, response: FaultyResponse) -> FaultyResponse:
         if not response.body:
-            return response._replace(ending=Ending.DROP)
+            return NO_RESPONSE
         return response._replace(body=cut(response.body, self.bytes), ending=Ending.RESET)
 
 

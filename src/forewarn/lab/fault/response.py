@@ -15,12 +15,13 @@ class Ending(Enum):
     WHOLE = auto()
     CLOSE = auto()
     RESET = auto()
-    DROP = auto()
-    """Reset before the first byte."""
 
 
 class FaultyResponse(NamedTuple):
-    """A response to send. Content-Length does not match the body if the ending is not WHOLE."""
+    """A response to send. Content-Length does not match the body if the ending is not WHOLE.
+
+    Status 0: not even its first byte is sent.
+    """
 
     status: int
     headers: Mapping[bytes, bytes]
@@ -36,7 +37,7 @@ class FaultyResponse(NamedTuple):
     async def send(self, send: Send, connection: FilteredConnection) -> None:
         """Send it up to its ending."""
         is_whole = self.ending is Ending.WHOLE
-        if self.ending is not Ending.DROP:
+        if self.status:
             start = {"type": "http.response.start", "status": self.status}
             await send({**start, "headers": list(self.headers.items())})
             body = {"type": "http.response.body", "body": self.body}
@@ -46,7 +47,7 @@ class FaultyResponse(NamedTuple):
             await (connection.close() if is_close else connection.reset())
 
 
-NO_RESPONSE = FaultyResponse(0, {}, ending=Ending.DROP)
+NO_RESPONSE = FaultyResponse(0, {}, ending=Ending.RESET)
 
 
 async def call_app(app: Application, scope: Message, receive: Receive) -> FaultyResponse:
