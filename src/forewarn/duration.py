@@ -28,6 +28,14 @@ def parse_duration(text: str) -> timedelta:
     return timedelta(**dict(zip(UNITS.values(), amounts, strict=True)))
 
 
+def format_duration(duration: timedelta) -> str:
+    """Format a duration, to a tenth of a second, such as 1h30m."""
+    minutes, seconds = divmod(round(duration.total_seconds(), 1), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    parts = ((hours, "h"), (minutes, "m"), (seconds, "s"))
+    return "".join(f"{value:g}{unit}" for value, unit in parts if value) or "0s"
+
+
 def __getattr__(name: str) -> object:
     """`Duration`: the text of a duration, as msgspec validates it."""
     if name != "Duration":

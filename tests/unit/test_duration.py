@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from forewarn.duration import Duration, parse_duration
+from forewarn.duration import Duration, format_duration, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,19 @@ def test_other_text_is_rejected_by_type_and_parser(text: str) -> None:
         parse_duration(text)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(text, Duration)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0s"),
+        (0.25, "0.2s"),
+        (59, "59s"),
+        (60, "1m"),
+        (80.1, "1m20.1s"),
+        (3600, "1h"),
+        (90061, "25h1m1s"),
+    ],
+)
+def test_duration_is_formatted_as_files_write_it(seconds: float, words: str) -> None:
+    assert format_duration(timedelta(seconds=seconds)) == words

@@ -11,19 +11,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from forewarn.client.models import Event as ShownEvent
 from forewarn.core.event import EventType, Source, Status
-from forewarn.duration import Duration, parse_duration
+from forewarn.duration import Duration, format_duration, parse_duration
 from forewarn.lab.names import LEADER, OWN, Approver, EventName, TwoVmNames, VmName, VmNames
-from forewarn.lab.scenario.timeline import (
-    ENDINGS,
-    ObservedApproval,
-    ShownEvent,
-    Timeline,
-    TrackedEvent,
-    format_duration,
-    is_good,
-    is_poll,
-)
+from forewarn.lab.scenario.timeline import ENDINGS, Timeline, TrackedEvent, is_good, is_poll
 from forewarn.lab.transcript import TranscriptEntry
 
 
@@ -114,7 +106,7 @@ class ApprovalExpectation(EachEvent, frozen=True, kw_only=True, tag="approval"):
         if self.by not in (None, OWN, LEADER, *event.vms):
             return None
         refuse_silent(event, timeline)
-        approvals = [each for each in event.approvals if self._is_expected(each)]
+        approvals = [each for each in event.approvals if self._is_expected(each.vm, event)]
         canceled_at, started_at = event.find_change("canceled"), event.find_change("started")
         if canceled_at and not approvals and self._is_in_time(event, timeline, canceled_at):
             return None  # it needs no approval, unless that was already late
@@ -135,11 +127,10 @@ class ApprovalExpectation(EachEvent, frozen=True, kw_only=True, tag="approval"):
             raise Unmet(f"{approvals[0].vm} approved {event} too soon: {soon}")
         return at
 
-    def _is_expected(self, approval: ObservedApproval) -> bool:
-        resources = approval.event.resources
+    def _is_expected(self, vm: str, event: TrackedEvent) -> bool:
         if self.by == OWN:
-            return approval.vm in resources
-        return self.by in (None, approval.vm) or (self.by == LEADER and approval.vm == resources[0])
+            return vm in event.resources
+        return self.by in (None, vm) or (self.by == LEADER and vm == event.resources[0])
 
 
 class Shows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,7 +166,7 @@ class DocumentExpectation(EachEvent, frozen=True, kw_only=True, tag="document"):
         if self.shows.event is not None:
             return self._check_each(self.shows.event, "shown like this", timeline)
         shown = [each for each in timeline.sightings if each.vm == self.vm]
-        first = next(filter(self.shows.matches, shown), None)
+        first = next((each for each in shown if self.shows.matches(each.event)), None)
         if first is None:
             raise Unmet(f"no document of {self.vm} showed one")
         if self.within is not None and first.at > timeline.start + timeline.limit(self.within):
@@ -188,11 +179,11 @@ class DocumentExpectation(EachEvent, frozen=True, kw_only=True, tag="document"):
         refuse_silent(event, timeline)
         note = ""
         for each in timeline.sightings:
-            if (each.vm, each.event_id) == (self.vm, event.id):
-                if self.shows.matches(each):
+            if (each.vm, each.event.key) == (self.vm, event.id):
+                if self.shows.matches(each.event):
                     return each.at
                 since = timeline.format_time(each.at)
-                note = f"shown as {each.status} {each.type} since {since}"
+                note = f"shown as {each.event.status} {each.event.type} since {since}"
         return note
 
 

@@ -15,7 +15,6 @@ from functools import partial
 from forewarn.client.models import Document, Event
 from forewarn.client.protocol import API_VERSION
 from forewarn.core.fleet import Power
-from forewarn.duration import parse_duration
 from forewarn.lab.scenario.schema import NEVER, Approves, GuestEntry
 from forewarn.lab.service import LabService
 from forewarn.lab.transcript import read_shown
@@ -34,10 +33,8 @@ class Guest:
         self._entry = entry
         self._lab = lab
         self._run_at = lab.scheduler.run_at
-        self._interval = parse_duration(entry.poll) / lab.rate
-        self._approve_after = (
-            None if entry.approve == NEVER else parse_duration(entry.approve) / lab.rate
-        )
+        self._interval = lab.scale(entry.poll)
+        self._approve_after = None if entry.approve == NEVER else lab.scale(entry.approve)
         self._first = lab.clock.now() + self._interval * phase
         self._planned: asyncio.Task[None] | None = None
         self._poll_at = datetime.max.replace(tzinfo=self._first.tzinfo)

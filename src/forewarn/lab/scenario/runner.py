@@ -11,7 +11,6 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from forewarn.duration import parse_duration
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for_first
 from forewarn.errors import Error, Invalid, NotFound
@@ -160,7 +159,7 @@ class Runner:
         self._lab = lab
         self._console = console
         self._start = lab.clock.now()
-        self._end = self._start + self._scale(self._file.until)
+        self._end = self._start + lab.scale(self._file.until)
         is_real = not isinstance(lab.clock, VirtualClock)
         find = lab.engine.board.find_event
         self._timeline = Timeline(self._start, find, rate=lab.rate, is_real=is_real)
@@ -196,7 +195,7 @@ class Runner:
             self._lab.scheduler.run_at(self._start + begin / self._lab.rate, add)
         for number, step in enumerate(self._file.steps, 1):
             if step.at is not None and not isinstance(step, JumpStep):
-                self._plan(number, step, self._start + self._scale(step.at))
+                self._plan(number, step, self._start + self._lab.scale(step.at))
         await self._let_time_pass(program)
         await self._lab.scheduler.cancel()
         self._lab.transcript.followers.remove(self._follow)
@@ -212,7 +211,7 @@ class Runner:
             await wait_for_first(*ends)
             return
         jumps = [
-            (parse_duration(step.at or ""), number, step)
+            (self._lab.scale(step.at or ""), number, step)
             for number, step in enumerate(self._file.steps, 1)
             if isinstance(step, JumpStep)
         ]
@@ -266,7 +265,7 @@ class Runner:
             if is_met(observation, self._timeline):
                 del self._conditions[number]
                 step = self._file.steps[number - 1]
-                self._plan(number, step, entry.at + self._scale(step.after or "0s"))
+                self._plan(number, step, entry.at + self._lab.scale(step.after or "0s"))
         if entry.kind is TranscriptKind.FAULT:
             for guest in self._guests.values():
                 guest.notify()
@@ -283,7 +282,7 @@ class Runner:
     def _plan(self, number: int, step: ScenarioStep, time: datetime, times: int = 1) -> None:
         async def act() -> None:
             if step.repeat is not None and times < step.repeat.times:
-                self._plan(number, step, time + self._scale(step.repeat.every), times + 1)
+                self._plan(number, step, time + self._lab.scale(step.repeat.every), times + 1)
             await self._run_step(number, step)
 
         self._lab.scheduler.run_at(time, act)
@@ -297,10 +296,6 @@ class Runner:
         except Error as error:
             title = f"step {number} ({step.verb}) succeeds"
             self._refused.append(ScenarioVerdict(title, error.message, is_passed=False))
-
-    def _scale(self, duration: str) -> timedelta:
-        """Convert a duration of the scenario to the lab's clock."""
-        return parse_duration(duration) / self._lab.rate
 
 
 async def wait_for_failure(program: Process) -> None:

@@ -144,13 +144,10 @@ def _library() -> Traversable:
 def _build(file: ScenarioFile) -> Scenario:
     """Check what types cannot, in the order of the file."""
     _check_clock(file)
-    steps: list[tuple[ScenarioStep, Path]] = [
-        (step, ("steps", index)) for index, step in enumerate(file.steps)
-    ]
     fleets = [_build_fleet(file.fleet, ("fleet",))]
     fleets += [
-        _build_fleet(step.fleet, (*at, "fleet"))
-        for step, at in steps
+        _build_fleet(step.fleet, ("steps", index, "fleet"))
+        for index, step in enumerate(file.steps)
         if isinstance(step, ApplyStep)
     ]
     names = _collect_names(file, fleets)
@@ -160,11 +157,11 @@ def _build(file: ScenarioFile) -> Scenario:
     guests = _assign_guests(file, names[VM])
     for index, fault in enumerate(file.faults):
         check_begin(fault, ("faults", index))
-    for step, at in steps:
-        _check_time(step, file.until, at)
+    for index, step in enumerate(file.steps):
+        _check_time(step, file.until, ("steps", index))
     conditions = {
-        number: parse_condition(step.when, names, (*at, "when"))
-        for number, (step, at) in enumerate(steps, 1)
+        index + 1: parse_condition(step.when, names, ("steps", index, "when"))
+        for index, step in enumerate(file.steps)
         if step.when is not None
     }
     return Scenario(file, tuple(fleets), guests, conditions)

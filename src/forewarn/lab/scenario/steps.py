@@ -2,7 +2,6 @@
 
 import random
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, Literal, NamedTuple
 
@@ -11,7 +10,7 @@ from msgspec import Meta
 
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Power
-from forewarn.duration import Duration, parse_duration
+from forewarn.duration import Duration
 from forewarn.errors import NotFound, Refused
 from forewarn.fleetfile import parser as fleet_parser
 from forewarn.fleetfile.schema import FleetFile, Name, Text, number_from
@@ -49,9 +48,7 @@ class Stage(NamedTuple):
     """The ids of faults, by the name that a step gave them."""
 
     def get_not_before(self, notice: str | None) -> datetime | None:
-        if notice is None:
-            return None
-        return self.lab.clock.now() + parse_duration(notice) / self.lab.rate
+        return None if notice is None else self.lab.clock.now() + self.lab.scale(notice)
 
     def find_events(self, name: str) -> list[str]:
         live = self.lab.engine.board.events
@@ -86,11 +83,6 @@ class Stage(NamedTuple):
         return idle
 
 
-def make_author(name: str | None) -> str:
-    """Return the author of a change. The timeline reads the names of events from it."""
-    return BY if name is None else f"{BY}: {name}"
-
-
 class AnyStep(
     msgspec.Struct,
     frozen=True,
@@ -111,10 +103,14 @@ class AnyStep(
     def verb(self) -> str:
         return str(self.__struct_config__.tag)
 
-    def find_operation(self, stage: Stage) -> Callable[..., Awaitable[object]]:
-        """Return the operation that its verb names."""
-        operation: Callable[..., Awaitable[object]] = getattr(stage.lab.operations, self.verb)
-        return operation
+    async def operate(self, stage: Stage, target: str, **options: object) -> None:
+        """Carry out the operation that its verb names.
+
+        The timeline reads the name of the new events from the author.
+        """
+        name = getattr(self, "as_", None)
+        author = BY if name is None else f"{BY}: {name}"
+        await getattr(stage.lab.operations, self.verb)(target, by=author, **options)
 
     def describe(self) -> str:
         """Return its members as text, without its verb, its time and nested values."""
@@ -139,7 +135,7 @@ class VmStep(AnyStep, frozen=True, kw_only=True):
 
     async def run(self, stage: Stage) -> None:
         vm, not_before = stage.pick_vm(self.vm), stage.get_not_before(self.notice)
-        await self.find_operation(stage)(vm, by=make_author(self.as_), not_before=not_before)
+        await self.operate(stage, vm, not_before=not_before)
 
 
 class RestartStep(VmStep, frozen=True, kw_only=True, tag="restart"):
@@ -170,13 +166,13 @@ class MaintainStep(AnyStep, frozen=True, kw_only=True, tag="maintain"):
     as_: Name | None = None
 
     async def run(self, stage: Stage) -> None:
-        await stage.lab.operations.maintain(
+        await self.operate(
+            stage,
             stage.pick_host(self.host),
             type=EventType(self.type),
             cause=Cause(self.cause),
             duration_seconds=self.duration_seconds,
             description=self.description,
-            by=make_author(self.as_),
             not_before=stage.get_not_before(self.notice),
         )
 
@@ -190,7 +186,7 @@ class DegradeStep(AnyStep, frozen=True, kw_only=True, tag="degrade"):
 
     async def run(self, stage: Stage) -> None:
         host, not_before = stage.pick_host(self.host), stage.get_not_before(self.notice)
-        await stage.lab.operations.degrade(host, by=make_author(self.as_), not_before=not_before)
+        await self.operate(stage, host, not_before=not_before)
 
 
 class FailStep(AnyStep, frozen=True, kw_only=True, tag="fail"):
@@ -200,7 +196,7 @@ class FailStep(AnyStep, frozen=True, kw_only=True, tag="fail"):
     as_: Name | None = None
 
     async def run(self, stage: Stage) -> None:
-        await stage.lab.operations.fail(stage.pick_host(self.host), by=make_author(self.as_))
+        await self.operate(stage, stage.pick_host(self.host))
 
 
 class EventStep(AnyStep, frozen=True, kw_only=True):
@@ -214,7 +210,7 @@ class EventStep(AnyStep, frozen=True, kw_only=True):
 
     async def change(self, event_id: str, stage: Stage) -> None:
         """Do it to one event."""
-        await self.find_operation(stage)(event_id, by=BY)
+        await self.operate(stage, event_id)
 
 
 class ApproveStep(EventStep, frozen=True, kw_only=True, tag="approve"):
@@ -223,7 +219,7 @@ class ApproveStep(EventStep, frozen=True, kw_only=True, tag="approve"):
     vm: VmName | None = None
 
     async def change(self, event_id: str, stage: Stage) -> None:
-        await stage.lab.operations.approve(event_id, by=BY, vm=self.vm or "")
+        await self.operate(stage, event_id, vm=self.vm or "")
 
 
 class CancelStep(EventStep, frozen=True, kw_only=True, tag="cancel"):
@@ -241,8 +237,7 @@ class ExtendStep(EventStep, frozen=True, kw_only=True, tag="extend"):
 
     async def change(self, event_id: str, stage: Stage) -> None:
         not_before = stage.lab.operations.find_event(event_id).event.not_before
-        later = not_before + parse_duration(self.by) / stage.lab.rate
-        await stage.lab.operations.extend(event_id, by=BY, not_before=later)
+        await self.operate(stage, event_id, not_before=not_before + stage.lab.scale(self.by))
 
 
 class ApplyStep(AnyStep, frozen=True, kw_only=True, tag="apply"):
@@ -304,7 +299,7 @@ class JumpStep(AnyStep, frozen=True, kw_only=True, tag="jump"):
     by: Duration
 
     async def run(self, stage: Stage) -> None:
-        await stage.lab.change_clock(time=stage.lab.clock.now() + parse_duration(self.by))
+        await stage.lab.change_clock(time=stage.lab.clock.now() + stage.lab.scale(self.by))
 
 
 class WriteLogStep(AnyStep, frozen=True, kw_only=True, tag="log"):

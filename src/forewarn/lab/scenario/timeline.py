@@ -14,8 +14,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from forewarn.client.models import Document
+from forewarn.client.models import Event as ShownEvent
 from forewarn.core.event import Event, EventType, Status
-from forewarn.duration import parse_duration
+from forewarn.duration import format_duration, parse_duration
 from forewarn.engine.board import PublishedScope
 from forewarn.errors import Invalid
 from forewarn.fleetfile.yaml_source import FieldError, Path
@@ -66,15 +67,12 @@ class ObservedApproval(NamedTuple):
     event: TrackedEvent
 
 
-class ShownEvent(NamedTuple):
+class Sighting(NamedTuple):
     """A VM was shown an event, for the first time like this."""
 
     at: datetime
     vm: str
-    event_id: str
-    type: str
-    status: str
-    source: str
+    event: ShownEvent
 
 
 class Observation(NamedTuple):
@@ -108,7 +106,7 @@ class Timeline:
         self.events: dict[str, TrackedEvent] = {}
         self.approvals: list[ObservedApproval] = []
         self.requests: dict[str, list[TranscriptEntry]] = defaultdict(list)
-        self.sightings: list[ShownEvent] = []
+        self.sightings: list[Sighting] = []
         self.left_at: dict[str, datetime] = {}
         """When VMs left the fleet."""
         self._shown: dict[tuple[str, str], tuple[str, str, str]] = {}
@@ -156,7 +154,7 @@ class Timeline:
             shown = (event.type, event.status, event.source)
             if self._shown.get((entry.vm, event.key)) != shown:
                 self._shown[entry.vm, event.key] = shown
-                self.sightings.append(ShownEvent(entry.at, entry.vm, event.key, *shown))
+                self.sightings.append(Sighting(entry.at, entry.vm, event))
 
     def _read_approvals(self, entry: TranscriptEntry) -> list[ObservedApproval]:
         """Return the approvals by VMs that an entry reports.
@@ -201,14 +199,6 @@ def is_poll(entry: TranscriptEntry) -> bool:
 def is_good(entry: TranscriptEntry) -> bool:
     """Return whether a request got the right response, even if late."""
     return entry.status in GOOD_STATUSES and set(entry.faults) <= DELAYS
-
-
-def format_duration(duration: timedelta) -> str:
-    """Format a duration as files write it, such as 1h30m."""
-    minutes, seconds = divmod(round(duration.total_seconds(), 1), 60)
-    hours, minutes = divmod(int(minutes), 60)
-    parts = ((hours, "h"), (minutes, "m"), (seconds, "s"))
-    return "".join(f"{value:g}{unit}" for value, unit in parts if value) or "0s"
 
 
 # --- conditions: what `when` of a step waits for

@@ -1,11 +1,9 @@
 """Verdicts: each kind of expectation passes, and fails for the right reason."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from forewarn.lab.scenario.timeline import format_duration
 from tests.unit.lab.scenario.timeline_builder import TimelineBuilder
 
 
@@ -464,19 +462,3 @@ def test_faulty_response_is_bad_but_a_late_one_is_not() -> None:
         "web-0", seconds=60, faults=("latency",)
     )
     assert late.ends().reason == "web-0 never got a bad response"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0, "0s"),
-        (0.25, "0.2s"),
-        (59, "59s"),
-        (60, "1m"),
-        (80.1, "1m20.1s"),
-        (3600, "1h"),
-        (90061, "25h1m1s"),
-    ],
-)
-def test_duration_is_formatted_as_files_write_it(seconds: float, words: str) -> None:
-    assert format_duration(timedelta(seconds=seconds)) == words
