@@ -150,7 +150,10 @@ class Session(EndpointCalls):
         else:
             events = [self.control.post("vms", self.vm, operation, body=body)["event"]]
         self._created += [event["id"] for event in events]
-        return next(str(event["id"]) for event in events if self.vm in event["resources"])
+        for event in events:
+            if self.vm in event["resources"]:
+                return str(event["id"])
+        raise NotRun(f"the {operation} has no event of {self.vm}")
 
     def create_shown(self, operation: str = "restart") -> JsonObject:
         """Create an event and wait until the document shows it."""

@@ -1,6 +1,9 @@
 """Verdicts: what passes, what fails and with which message, and what is not run."""
 
 import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -73,6 +76,27 @@ def test_check_with_an_unmet_need_is_not_run(name: str, reason: str) -> None:
 
     assert result.verdict is Verdict.NOT_RUN
     assert result.detail == f"not run, because it needs {reason}"
+
+
+class HostOfOthers:
+    """A control API in which maintenance of the host has no event of our VM."""
+
+    def get(self, *path: str) -> Any:
+        return {"host": "host-a", "scope": "web", "seen_at": "2030-01-31T12:00:00Z"}
+
+    def post(self, *path: str, body: Mapping[str, object] | None = None) -> Any:
+        return {"events": []}
+
+
+def test_check_is_not_run_if_maintenance_has_no_event_of_the_vm() -> None:
+    """As for a VM that has just moved. The other checks still run."""
+    with serving(EMPTY, EMPTY) as endpoint:
+        session = replace(reading_session(endpoint, "web-0"), control_api=HostOfOthers())
+        checks = ("freeze-has-a-duration", "document-incarnation-is-at-least-1")
+        first, second = run(session, [CHECKS[name] for name in checks])
+
+    assert (first.verdict, second.verdict) == (Verdict.NOT_RUN, Verdict.PASSED)
+    assert first.detail == "not run, because the freeze has no event of web-0"
 
 
 def test_unreadable_document_fails_checks_that_need_an_event() -> None:
