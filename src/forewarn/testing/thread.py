@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 from forewarn.errors import Refused, Unavailable
@@ -31,13 +32,11 @@ class LabThread:
     def __init__(self, setup: Setup, timeout_seconds: float) -> None:
         self._setup = setup
         self.timeout_seconds = timeout_seconds
+        self._loop = asyncio.new_event_loop()
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve()), name=THREAD_NAME, daemon=True
-        )
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
+        self._stopping = asyncio.Event()
         self._calling = asyncio.Lock()
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:
         """Return when the metadata listener is open. Raises what made the start fail."""
@@ -51,7 +50,7 @@ class LabThread:
     def call(self, work: Callable[P, Awaitable[T]], *arguments: P.args, **options: P.kwargs) -> T:
         """Run work in the lab's thread and return its result."""
         name = work.__name__.strip("_")
-        if self._loop is None or self._loop.is_closed():
+        if self._loop.is_closed():
             raise Refused(
                 f"{name}: this lab is closed; expected a call inside `with Lab() as lab:`"
             )
@@ -78,11 +77,14 @@ class LabThread:
             raise Unavailable(f"the lab's thread did not end within {self.timeout_seconds:g} s")
 
     def _request_stop(self) -> None:
-        if self._loop is not None and self._stopping is not None and not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(self._stopping.set)
 
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
     async def _serve(self) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         try:
             async with open_lab(self._setup) as service:
                 self.service, self.ledger = service, EventLedger(service.engine.board)
