@@ -17,7 +17,7 @@ def test_named_test_exists(file: str, name: str) -> None:
     defined = [
         node.name
         for node in ast.parse((ROOT / file).read_text()).body
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
 
     assert name in defined
