@@ -12,7 +12,7 @@ from datetime import datetime
 from forewarn.core.fleet import Power, Scope
 from forewarn.core.lifecycle import is_enabled
 from forewarn.core.timing import Timing
-from forewarn.engine.board import Board, PublishedScope
+from forewarn.engine.board import Board
 from forewarn.engine.record_cache import Records
 
 POLLED_KEY = "polled/{}/"
@@ -23,17 +23,14 @@ VMS_PER_COUNT_MAX = 1_000
 class LastPolls:
     """Reads the polls of this server from the board, and those of the others from the records.
 
-    `silent_count` is how many running VMs have not polled for an interval, in scopes that are
-    polled.
+    `silent_count` is how many running VMs had not polled for an interval, in scopes that are
+    polled, when the whole fleet was last counted.
     """
 
     def __init__(self, board: Board, records: Records) -> None:
         self._board = board
         self._records = records
-        self.silent_count = 0
-        self._silent: dict[str, int] = {}
-        self._position = 0
-        board.subscribe(self._forget)
+        self.silent_count = self._counted = self._position = 0
 
     def times(self, scope: Scope) -> dict[str, int]:
         """When each VM of the scope polled last, in seconds since the epoch."""
@@ -59,22 +56,13 @@ class LastPolls:
     def count_silent(self, now: datetime, timing: Timing) -> None:
         """Count the silent VMs in the next part of the fleet. Called once a second."""
         names, vms_left = self._board.scope_names, VMS_PER_COUNT_MAX
-        for _ in range(len(names)):
-            self._position = (self._position + 1) % len(names)
+        while vms_left > 0 and self._position < len(names):
             scope = self._board.scopes[names[self._position]].scope
-            self._set_silent(scope.name, self._count(scope, now, timing))
+            self._counted += self._count(scope, now, timing)
+            self._position += 1
             vms_left -= 1 + len(scope.vms)
-            if vms_left <= 0:
-                break
-
-    def _set_silent(self, scope: str, count: int) -> None:
-        self.silent_count += count - self._silent.pop(scope, 0)
-        if count:
-            self._silent[scope] = count
-
-    def _forget(self, published: PublishedScope) -> None:
-        if published.scope.name not in self._board.scopes:
-            self._set_silent(published.scope.name, 0)
+        if self._position >= len(names):
+            self.silent_count, self._counted, self._position = self._counted, 0, 0
 
     def _count(self, scope: Scope, now: datetime, timing: Timing) -> int:
         if not is_enabled(scope, now, timing):
