@@ -131,24 +131,8 @@ class Tokens:
         `secret` is 256 random bits in hexadecimal. The first token must be an admin's.
         """
         assert SECRET.fullmatch(secret)
-        if not NAME.fullmatch(name):
-            raise Invalid(
-                f"name: expected 1 to 63 of a-z, 0-9 and -, got {name[:80]!r}", field="name"
-            )
-        if expires_in is not None and not timedelta(0) < expires_in <= EXPIRY_MAX:
-            raise Invalid(
-                f"expires: expected at most {EXPIRY_MAX.days} days from now, got {expires_in}",
-                field="expires",
-            )
-        if (role is Role.HOST) != bool(host):
-            raise Invalid(
-                f"host: expected the name of a host for the role host, and none for other roles;"
-                f" got role {role} with {f'host {host}' if host else 'no host'}",
-                field="host",
-            )
         now = self._engine.clock.now()
-        expires_at = None if expires_in is None else now + expires_in
-        token = Token(name, role, hash_secret(secret), now, expires_at, host)
+        token = make_token(name, role, hash_secret(secret), now, expires_in, host)
 
         def decide(transaction: Transaction) -> None:
             known = transaction.get(TOKEN_KEY.format(name))
@@ -225,6 +209,26 @@ class Tokens:
             await self.revoke(token.name, by=by)
         _, text = await self.create(name, Role.ADMIN, secret=secret, by=by)
         return [token.name for token in tokens], text
+
+
+def make_token(
+    name: str, role: Role, digest: str, now: datetime, expires_in: timedelta | None, host: str
+) -> Token:
+    """A new token; Invalid if it cannot be used."""
+    if not NAME.fullmatch(name):
+        raise Invalid(f"name: expected 1 to 63 of a-z, 0-9 and -, got {name[:80]!r}", field="name")
+    if expires_in is not None and not timedelta(0) < expires_in <= EXPIRY_MAX:
+        raise Invalid(
+            f"expires: expected at most {EXPIRY_MAX.days} days from now, got {expires_in}",
+            field="expires",
+        )
+    if (role is Role.HOST) != bool(host):
+        raise Invalid(
+            f"host: expected the name of a host for the role host, and none for other roles;"
+            f" got role {role} with {f'host {host}' if host else 'no host'}",
+            field="host",
+        )
+    return Token(name, role, digest, now, None if expires_in is None else now + expires_in, host)
 
 
 def _valid_admins(tokens: list[Token], now: datetime) -> list[Token]:

@@ -6,8 +6,9 @@ once per change and api-version, by the first poll that needs it (`web/metadata/
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar, overload
 
@@ -25,6 +26,7 @@ TURN_CALLBACKS = 256
 """Waiters that are called in one iteration of the event loop: thousands may wait for one change."""
 
 
+@dataclass(eq=False, slots=True)
 class PublishedScope:
     """One scope on the board. `pages` holds rendered documents; a visible change empties it.
 
@@ -35,16 +37,13 @@ class PublishedScope:
     poll ends an impact; None if there are none.
     """
 
-    __slots__ = ("booting", "fresh_until", "pages", "revision", "scope", "seen_revision", "waiters")
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-        self.revision = 0
-        self.seen_revision = 0
-        self.pages: dict[str, bytes] = {}
-        self.waiters: dict[Callable[[], None], None] | None = None
-        self.fresh_until = 0.0
-        self.booting: Set[str] | None = None
+    scope: Scope
+    revision: int = 0
+    seen_revision: int = 0
+    pages: dict[str, bytes] = field(default_factory=dict)
+    waiters: dict[Callable[[], None], None] | None = None
+    fresh_until: float = 0.0
+    booting: Set[str] | None = None
 
     def add_waiter(self, callback: Callable[[], None]) -> None:
         self.waiters = self.waiters or {}
@@ -85,7 +84,11 @@ class Board:
         self.scope_names: SortedKeys[str] = SortedKeys(self.scopes.keys)
         self.vm_names: SortedKeys[str] = SortedKeys(self.vms.keys)
         self.known_hosts: SortedKeys[str] = SortedKeys(self.hosts.keys)
-        self.event_keys: SortedKeys[tuple[str, str]] = SortedKeys(self._event_keys)
+        self.event_keys: SortedKeys[tuple[str, str]] = SortedKeys(
+            lambda: (
+                _event_key(event) for one in self.scopes.values() for event in one.scope.events
+            )
+        )
         self._subscribers: list[Callable[[PublishedScope], None]] = []
         self.declared_hosts: Counter[str] = Counter()
         """The hosts that the fleet declares, whether or not they have VMs."""
@@ -132,8 +135,7 @@ class Board:
         latest = seen_at and _later(seen_at, published.scope.seen_at)
         published.scope = replace(published.scope, seen_at=latest)
         published.seen_revision = revision if seen_at else 0
-        fresh_seconds = self.seen_interval_seconds
-        published.fresh_until = seen_at.timestamp() + fresh_seconds if seen_at else 0.0
+        published.fresh_until = seen_at.timestamp() + self.seen_interval_seconds if seen_at else 0.0
 
     def _add(self, scope: Scope) -> PublishedScope:
         """Add a new scope: nothing to compare, no waiters. A start may do this a million times."""
@@ -239,24 +241,15 @@ class Board:
     def _index_events(
         self, published: PublishedScope, old: Sequence[Event], new: Sequence[Event]
     ) -> None:
-        before, after = {event.id for event in old}, {event.id for event in new}
+        before, after = {event.id: event for event in old}, {event.id: event for event in new}
         self.event_counts.subtract((event.type, event.status) for event in old)
         self.event_counts.update((event.type, event.status) for event in new)
-        for event in old:
-            if event.id not in after:
-                self.events.pop(event.id, None)
-                self.event_keys.remove(_event_key(event))
-        for event in new:
-            if event.id not in before:
-                self.events[event.id] = published
-                self.event_keys.add(_event_key(event))
-
-    def _event_keys(self) -> Iterator[tuple[str, str]]:
-        return (
-            _event_key(event)
-            for published in self.scopes.values()
-            for event in published.scope.events
-        )
+        for event_id in before.keys() - after.keys():
+            self.events.pop(event_id, None)
+            self.event_keys.remove(_event_key(before[event_id]))
+        for event_id in after.keys() - before.keys():
+            self.events[event_id] = published
+            self.event_keys.add(_event_key(after[event_id]))
 
     def _remove_vm(self, published: PublishedScope, vm: Vm) -> None:
         if self.vms.get(vm.name) is not published:  # it is shown in another scope already
@@ -270,27 +263,25 @@ class Board:
             self._remove_host(vm.host)
 
     def _add_vm(self, published: PublishedScope, vm: Vm) -> None:
-        name, host = vm.name, vm.host
-        moved_from = self.vms.get(name)
+        moved_from = self.vms.get(vm.name)
         if moved_from is not None and moved_from is not published:  # its old scope still has it
-            known = moved_from.scope.vm(name)
+            known = moved_from.scope.vm(vm.name)
             if known is not None:
                 self._remove_vm(moved_from, known)
-        if name not in self.vms:
-            self.vm_names.add(name)
-        self.vms[name] = published
-        self.addresses.assign(vm.address, name)
-        self.ids.assign(vm.id, name)
-        if host:
-            self._add_host(host).add(name)
+        if vm.name not in self.vms:
+            self.vm_names.add(vm.name)
+        self.vms[vm.name] = published
+        self.addresses.assign(vm.address, vm.name)
+        self.ids.assign(vm.id, vm.name)
+        if vm.host:
+            self._add_host(vm.host).add(vm.name)
 
     def _add_host(self, name: str) -> set[str]:
         """The VMs of a host, which may be new."""
-        residents = self.hosts.get(name)
-        if residents is None:
-            residents = self.hosts[name] = set()
+        if name not in self.hosts:
+            self.hosts[name] = set()
             self.known_hosts.add(name)
-        return residents
+        return self.hosts[name]
 
     def _remove_host(self, name: str) -> None:
         """Remove a host, unless it has VMs or the fleet declares it."""

@@ -56,20 +56,11 @@ from forewarn.wire.versions import Version
 
 REQUEST_BYTES_MAX = 1024
 POLLS_MAX = 16_384
-UNUSUAL_HEADERS = frozenset(
-    (
-        b"content-length",
-        b"expect",
-        b"origin",
-        b"transfer-encoding",
-        b"upgrade",
-        b"x-forwarded-for",
-        ID,
-        SIGNATURE,
-    )
+UNUSUAL_SIGNED_HEADERS = frozenset(
+    b"content-length expect origin transfer-encoding upgrade x-forwarded-for".split()
 )
-UNUSUAL_SIGNED_HEADERS = UNUSUAL_HEADERS - {ID, SIGNATURE}
 """If a host daemon has signed."""
+UNUSUAL_HEADERS = UNUSUAL_SIGNED_HEADERS | {ID, SIGNATURE}
 RELAYS_MAX = 4096
 _CLOSE = encode_headers([CLOSE])
 _INCARNATION = re.compile(r"[1-9][0-9]{0,17}")
@@ -176,9 +167,7 @@ class Polls(ConnectionPolicy):
         """
         name = self.find_name(poll, address)
         place = self.board.vms.get(name)
-        if place is None or place.fresh_until <= self.now:
-            return None
-        if place.booting and name in place.booting:
+        if place is None or place.fresh_until <= self.now or name in (place.booting or ()):
             return None
         self.board.polled[name] = self.now
         if poll.wait_seconds and place.scope.incarnation in poll.known:
@@ -197,6 +186,12 @@ class Polls(ConnectionPolicy):
             more += _CLOSE
         return response.replace(BLANK_LINE, b"\r\n%b\r\n" % more, 1) if more else response
 
+    def send(self, connection: Any, poll: ParsedPoll, response: bytes) -> None:
+        connection.due_at = self.idle_at
+        connection.transport.write(response)
+        if poll.is_last:
+            connection.transport.close()
+
     def parse(self, url: bytes, headers: list[Header], *, is_last: bool) -> ParsedPoll | None:
         """The meaning of a GET; None for anything but an ordinary poll.
 
@@ -209,9 +204,8 @@ class Polls(ConnectionPolicy):
         is_unusual = not path.isascii() or b"%" in path or not unusual.isdisjoint(joined)
         if is_unusual or self._config.requests_per_second:
             return None
-        vm, rest = "", path.decode()
-        if Identify.PATH in self._config.identify:
-            vm, rest = requests.split(rest)
+        is_by_path = Identify.PATH in self._config.identify
+        vm, rest = requests.split(path.decode()) if is_by_path else ("", path.decode())
         if requests.normalize(rest) != requests.EVENTS:
             return None
         if not vm and not signed and Identify.ADDRESS not in self._config.identify:
@@ -239,8 +233,7 @@ def can_remember(data: bytes) -> bool:
 
     It must be exactly one request. Then its only blank line is at its end.
     """
-    is_small = len(data) <= REQUEST_BYTES_MAX
-    return is_small and data.find(BLANK_LINE) == len(data) - len(BLANK_LINE)
+    return len(data) <= REQUEST_BYTES_MAX and data.find(BLANK_LINE) == len(data) - len(BLANK_LINE)
 
 
 class PollConnection(asyncio.Protocol):
@@ -254,7 +247,7 @@ class PollConnection(asyncio.Protocol):
     waiting -> idle    answer, when the document has changed or the deadline has passed
     """
 
-    __slots__ = ("_place", "_poll", "_polls", "_transport", "address", "due_at")
+    __slots__ = ("_place", "_poll", "_polls", "address", "due_at", "transport")
 
     def __init__(self, polls: Polls) -> None:
         self._polls = polls
@@ -265,7 +258,7 @@ class PollConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         peer = transport.get_extra_info("peername")
         self.address = plain_address(peer[0]) if peer else ""
-        self._transport = transport
+        self.transport = transport
         self._polls.connections.add(self)
         if not self._polls.admit(self):
             transport.write(self._polls.too_many)
@@ -284,16 +277,10 @@ class PollConnection(asyncio.Protocol):
         if poll is None or response is None:
             self._replace().data_received(data)
         elif response:
-            self._send(poll, response)
+            self._polls.send(self, poll, response)
         else:
             self.due_at = asyncio.get_running_loop().time() + poll.wait_seconds
             self._wait(poll, self._polls.find(poll, self.address))
-
-    def _send(self, poll: ParsedPoll, response: bytes) -> None:
-        self.due_at = self._polls.idle_at
-        self._transport.write(response)
-        if poll.is_last:
-            self._transport.close()
 
     def _wait(self, poll: ParsedPoll | None, place: PublishedScope | None) -> None:
         """Wait for the next change of this scope only, or of none any more."""
@@ -310,7 +297,7 @@ class PollConnection(asyncio.Protocol):
         The client is identified again: its VM may have moved to another scope.
         """
         poll = self._poll
-        if poll is None or self._transport.is_closing():
+        if poll is None or self.transport.is_closing():
             return
         place = self._polls.find(poll, self.address)
         if place is None:
@@ -320,13 +307,13 @@ class PollConnection(asyncio.Protocol):
         else:
             self._wait(None, None)
             applied = b"preference-applied: wait=%d\r\n" % poll.wait_seconds
-            self._send(poll, self._polls.encode(poll, place, applied))
+            self._polls.send(self, poll, self._polls.encode(poll, place, applied))
 
     def _replace(self) -> "MetadataConnection":
         self.connection_lost(None)
         full = self._polls.make_full()
-        self._transport.set_protocol(full)
-        full.connection_made(self._transport)
+        self.transport.set_protocol(full)
+        full.connection_made(self.transport)
         return full
 
     def pause_writing(self) -> None:
@@ -335,25 +322,25 @@ class PollConnection(asyncio.Protocol):
 
     @property
     def is_evictable(self) -> bool:
-        return self._poll is None and not self._transport.get_write_buffer_size()
+        return self._poll is None and not self.transport.get_write_buffer_size()
 
     def time_out(self) -> None:
         if self._poll is not None:
             self.due_at = 0
             self._polls.board.call_in_turn([self.answer])
-        elif self.is_evictable and not self._transport.is_closing():
-            self._transport.close()
+        elif self.is_evictable and not self.transport.is_closing():
+            self.transport.close()
         else:
-            self._transport.abort()
+            self.transport.abort()
 
     def abort(self) -> None:
-        self._transport.abort()
+        self.transport.abort()
 
     def shutdown(self) -> None:
         """Called by uvicorn when the server stops."""
         self.due_at = 0
         self.answer()
-        self._transport.close()
+        self.transport.close()
 
 
 class MetadataConnection(Connection):
@@ -388,10 +375,7 @@ class MetadataConnection(Connection):
         response = self.polls.respond(poll, self.address)
         self.must_wait = self.is_alone and response == b""
         if response:
-            self.due_at = self.polls.idle_at
-            self.transport.write(response)
-            if poll.is_last:
-                self.transport.close()
+            self.polls.send(self, poll, response)
         return bool(response) or self.must_wait
 
     def start_request(self) -> None:
