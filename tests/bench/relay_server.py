@@ -12,11 +12,10 @@ import sys
 
 import uvloop
 
-from forewarn.hostd.connection import parse_servers
 from forewarn.hostd.netlink import Netlink
 from forewarn.hostd.ports import SAVE_FROM_ETHERNET, TCP_SAVE_SYN, BridgePorts
 from forewarn.hostd.relay import Relay, RelayPolicy, Signer
-from forewarn.hostd.upstream import Upstream
+from forewarn.hostd.upstream import Upstream, parse_servers
 from forewarn.option_kind import Address
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Listener

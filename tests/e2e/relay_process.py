@@ -15,9 +15,8 @@ from typing import Any
 import uvloop
 
 from forewarn.errors import Error, Unavailable
-from forewarn.hostd.connection import parse_servers
 from forewarn.hostd.relay import BridgeListener, Relay, Signer
-from forewarn.hostd.upstream import Upstream
+from forewarn.hostd.upstream import Upstream, parse_servers
 from forewarn.log import log_to_stderr
 from forewarn.option_kind import Address
 

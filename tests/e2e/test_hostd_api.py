@@ -35,27 +35,26 @@ class Host:
         self.session = "s1"
         self.running: list[dict[str, Any]] = []
 
-    def send(self, method: str, path: str, **body: Any) -> tuple[int, Any]:
-        content = {"session": self.session, **body}
-        return self.server.ask(method, f"/hosts/kvm-1/{path}", content, token=self.token)
+    def send(self, **body: Any) -> tuple[int, Any]:
+        content = {"session": self.session, "running": self.running} | body
+        return self.server.ask("POST", "/hosts/kvm-1/work", content, token=self.token)
+
+    def work(self, **body: Any) -> Any:
+        status, answer = self.send(**{"wait": True} | body)
+        assert status == 200, answer
+        return answer
 
     def report(self, *vms: dict[str, Any]) -> Any:
-        status, answer = self.send("PUT", "inventory", vms=vms, memory_bytes=1 << 36)
-        assert status == 200, answer
-        return answer
+        work = self.work(wait=False, inventory={"vms": vms, "memory_bytes": 1 << 36})
+        assert work["is_merged"]
+        return work["problems"]
 
-    def work(self, wait_seconds: float = 10) -> Any:
-        status, answer = self.send("POST", "work", running=self.running, wait_seconds=wait_seconds)
-        assert status == 200, answer
-        return answer
-
-    def finish(self, impact: dict[str, Any]) -> int:
-        keys = {"event_id": impact["event_id"], "vm": impact["vm"]["name"]}
-        result = {**keys, "tries": impact["tries"], "detail": "done by the daemon"}
-        status, answer = self.send("POST", "results", results=[result])
-        assert status == 200, answer
-        accepted: int = answer["accepted"]
-        return accepted
+    def finish(self, impact: dict[str, Any]) -> Any:
+        """Send a result; what the daemon may drop then."""
+        running = {"event_id": impact["event_id"], "vm": impact["vm"]["name"]}
+        running |= {"tries": impact["tries"]}
+        self.running = [{**running, "result": {"detail": "done by the daemon"}}]
+        return self.work()["cancel"]
 
     def poll(self) -> tuple[int, bytes]:
         """A poll of `web-0` that the daemon relays."""
@@ -81,7 +80,7 @@ def test_daemon_relays_polls_and_carries_out_what_was_announced(tmp_path: Path) 
     try:
         host = Host(service)
         assert host.poll()[0] == 403  # not reported yet
-        assert host.report(VM) == {"vms": 1, "problems": []}
+        assert host.report(VM) == []
         status, document = host.poll()
         assert (status, json.loads(document)["Events"]) == (200, [])
         with ThreadPoolExecutor() as threads:
@@ -92,24 +91,24 @@ def test_daemon_relays_polls_and_carries_out_what_was_announced(tmp_path: Path) 
             service.ask("POST", f"/events/{event}/approve", {}, token=host.root)
             (impact,) = waiting.result()["impacts"]
         assert (impact["event_id"], impact["vm"]["id"]) == (event, WEB_0)
-        assert host.finish(impact) == 1
+        assert [each["vm"] for each in host.finish(impact)] == ["web-0"]
         _, history = service.ask("GET", f"/history?event={event}", token=host.root)
         done = [entry for entry in history["history"] if entry["what"] == "impacted"]
         assert [entry["detail"] for entry in done] == ["done by the daemon"]
-        assert host.send("DELETE", "session?session=s1")[0] == 200
+        host.work(is_leaving=True)
         assert host.state() == "unreachable"
         assert service.stop() == 0
     finally:
         service.kill()
 
 
-def test_host_is_unreachable_soon_after_the_connection_of_its_daemon_broke(tmp_path: Path) -> None:
+def test_host_is_unreachable_soon_after_its_daemon_was_killed(tmp_path: Path) -> None:
     """A daemon that was killed; its successor is refused until then, and accepted afterwards."""
     service = Service(tmp_path, fleet=EMPTY).start()
     try:
         host = Host(service)
         host.report(VM)
-        body = json.dumps({"session": "s1", "wait_seconds": 10})
+        body = json.dumps({"session": "s1", "wait": True})
         address = urlsplit(service.control)
         with socket.create_connection((address.hostname or "", address.port or 0)) as client:
             client.sendall(
@@ -121,10 +120,10 @@ def test_host_is_unreachable_soon_after_the_connection_of_its_daemon_broke(tmp_p
             with pytest.raises(TimeoutError):
                 client.recv(1)
         host.session = "s2"
-        assert host.send("POST", "work")[0] == 409
+        assert host.send()[0] == 409
         assert host.state() == "connected"
         eventually(host.state, lambda state: state == "unreachable")
-        assert host.work(0) == {"impacts": [], "cancel": []}
+        assert host.work(wait=False)["impacts"] == []
         assert host.state() == "connected"
     finally:
         service.kill()
@@ -150,12 +149,12 @@ def test_daemon_goes_on_at_another_server_when_its_own_is_killed(tmp_path: Path)
 
         host.server = second
         host.report(VM)
-        assert host.finish(impact) == 0
-        again = eventually(lambda: host.work(5), lambda work: work["impacts"] or work["cancel"])
+        assert host.finish(impact) == []
+        again = eventually(host.work, lambda work: work["impacts"] or work["cancel"])
         assert again["cancel"] == []
         (repeated,) = again["impacts"]
         assert (repeated["event_id"], repeated["tries"]) == (impact["event_id"], 2)
-        assert host.finish(repeated) == 1
+        assert [each["tries"] for each in host.finish(repeated)] == [2]
         assert host.state() == "connected"
         _, history = second.ask("GET", f"/history?event={impact['event_id']}", token=host.root)
         kinds = sorted(entry["what"] for entry in history["history"])

@@ -6,7 +6,7 @@ and to no others, so that the work grows with the host and not with the fleet.
 
 import ipaddress
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -19,28 +19,13 @@ from forewarn.engine.fleet_apply import Commands, check_size, definition
 from forewarn.engine.managed_hosts import HostedVm, ManagedHosts
 from forewarn.errors import Invalid
 from forewarn.fleetfile.parser import Fleet
-from forewarn.fleetfile.schema import Address, Domain, Mac, Name, VmId
 from forewarn.fleetfile.yaml_source import FieldError, convert, explain, format_path
 from forewarn.platform.libvirt.domain_xml import DiscoveredVm
 from forewarn.platform.libvirt.fleet_import import sync_fleet
+from forewarn.platform.remote import ReportedVm
 
 
-class ReportedVm(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM as its daemon reports it. The preferred address comes first."""
-
-    name: Name
-    id: VmId
-    mac: Mac = msgspec.field(default_factory=str)
-    addresses: tuple[Address, ...] = ()
-    power: Literal["running", "stopped"] = "running"
-    memory_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
-    scope: Name = msgspec.field(default_factory=str)
-    kind: ScopeKind | None = None
-    update_domain: Domain | None = None
-    fault_domain: Domain | None = None
-
-
-class Inventory:
+class HostInventory:
     """One report of a host. `problems` name the VMs that do not fit into the fleet.
 
     What is known of such a VM stays as it is.

@@ -1,21 +1,22 @@
 """The daemons that are connected to this server: their sessions, their work, and its results.
 
-A daemon asks for work (a long poll, and its sign of life), reports its VMs, and sends results.
+A daemon says what it has and asks for work: a long poll, and its sign of life.
 
     UNKNOWN -> CONNECTED         its first request; the record of the host names this server
-    CONNECTED -> SILENT          no request for SILENT, or BROKEN after its connection broke; the
-                                 record names no server, and the host is unreachable
+    CONNECTED -> SILENT          no request for SILENT; the record names no server, and the host is
+                                 unreachable
     CONNECTED -> (taken over)    its record names another server or session
-    CONNECTED -> (ended)         it has ended its session
+    CONNECTED -> (ended)         it leaves
 
 In the last three, its impacts are released: they wait for the daemon and fail nothing.
 """
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
@@ -26,15 +27,7 @@ from forewarn.core.fleet import DEFAULT_INSTANCE
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
-from forewarn.engine.host_session import (
-    Call,
-    ImpactKey,
-    RemoteResult,
-    RunningImpact,
-    Session,
-    Work,
-)
-from forewarn.engine.inventory import Inventory
+from forewarn.engine.inventory import HostInventory
 from forewarn.engine.managed_hosts import HOST_KEY, ManagedHost, ManagedHosts
 from forewarn.engine.operations import Operations
 from forewarn.engine.transaction import Transaction
@@ -49,19 +42,34 @@ from forewarn.errors import (
 )
 from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Platform
 from forewarn.platform.placement import Move, rank_targets
+from forewarn.platform.remote import ImpactKey, RemoteResult, RunningImpact, Work, WorkRequest
 from forewarn.store.base import Lease
 
-SILENT = timedelta(seconds=10)
-BROKEN = timedelta(seconds=5)
-WAIT_MAX = timedelta(seconds=5)
-"""A daemon that was killed is noticed after this and SILENT: the end of its connection looks like
-that of a client that only sends no more.
-"""
-MERGE_EVERY = timedelta(seconds=60)
-"""The last report is merged again, because the fleet may have been changed otherwise."""
-MERGE_TRIES_MAX = 5
+WAIT = timedelta(seconds=5)
+"""How long a request for work is held."""
+SILENT = timedelta(seconds=15)
+"""After its last request a daemon counts as lost. It repeats requests after WAIT at the latest."""
 TICK = timedelta(seconds=1)
-RECORDED_SECONDS_MAX = 8.0
+BOOTING = ImpactState.BOOTING
+
+
+@dataclass(eq=False)
+class HandedOut:
+    """An impact that a daemon has to carry out."""
+
+    request: ImpactRequest
+    result: asyncio.Future[ImpactResult]
+
+
+@dataclass(eq=False)
+class DaemonSession:
+    """A connected daemon. At `silent_at` it counts as silent, unless it sends something."""
+
+    id: str
+    silent_at: datetime
+    calls: dict[ImpactKey, HandedOut] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    latest: WorkRequest | None = None
 
 
 class RemoteHosts:
@@ -79,10 +87,10 @@ class RemoteHosts:
         self.on_change: Callable[[str], None] = lambda host: None
         self._engine = engine
         self._operations = operations
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, DaemonSession] = {}
+        self._waiting: defaultdict[str, set[DaemonSession]] = defaultdict(set)  # by scope
         self._connected = asyncio.Event()
         self._is_stopping = False
-        self._published: asyncio.Event | None = None
         engine.on_change("hostd", self._on_record)
         engine.board.subscribe(self._on_scope)
 
@@ -116,7 +124,8 @@ class RemoteHosts:
             may_run_on=tuple(sorted({*running_on, request.vm.host} - {host})),
         )
         session, key = self._sessions[host], (request.event_id, request.vm.name)
-        call = session.calls[key] = Call(handed_out, asyncio.get_running_loop().create_future())
+        call = HandedOut(handed_out, asyncio.get_running_loop().create_future())
+        session.calls[key] = call
         session.changed.set()
         try:
             result = await call.result
@@ -173,135 +182,128 @@ class RemoteHosts:
 
     # --- what a daemon asks for
 
-    async def work(
-        self,
-        host: str,
-        session_id: str,
-        running: Sequence[RunningImpact],
-        wait: timedelta,
-        wait_for_disconnect: Callable[[], Awaitable[object]],
-    ) -> Work:
-        """What is new for the daemon, as soon as there is something, or nothing after `wait`."""
-        session = await self._connect(host, session_id)
-        clock = self._engine.clock
-        until = clock.now() + min(wait, WAIT_MAX)
-        session.silent_at = until + SILENT
-        gone = asyncio.ensure_future(wait_for_disconnect())
-        gone.add_done_callback(lambda _: session.changed.set())
+    async def work(self, host: str, request: WorkRequest, *, by: str) -> Work:
+        """Take what the daemon has, and return what is new for it.
+
+        With `wait` as soon as there is something, or nothing after a few seconds. A later request
+        of the daemon ends that: each of them says everything.
+        """
+        session = await self._connect(host, request.session)
+        session.latest = request
+        session.changed.set()
+        problems, is_merged = await self._merge(host, request, by)
+        for each in request.running:
+            await self._take_result(host, session, each)
+        if request.is_leaving:
+            await self.end(host, request.session)
+        work = await self._wait_for_work(host, session, request)
+        return replace(work, problems=problems, is_merged=is_merged)
+
+    async def _wait_for_work(self, host: str, session: DaemonSession, request: WorkRequest) -> Work:
+        clock, vms = self._engine.clock, self._engine.board.vms
+        until = clock.now() + WAIT
+        scopes = {vms[each.vm].scope.name for each in request.running if each.vm in vms}
+        for scope in scopes:
+            self._waiting[scope].add(session)
         try:
-            while True:  # ends at `until`, or before
+            while True:  # ends after WAIT, or before
                 session.changed.clear()
-                work = self._find_work(host, session, running)
-                is_over = clock.now() >= until or self._sessions.get(host) is not session
-                has_news = work.impacts or work.cancel
-                if has_news or is_over or gone.done() or self._is_stopping:
+                work = self._find_work(host, session, request.running)
+                is_latest = self._sessions.get(host) is session and session.latest is request
+                is_held = request.wait and is_latest and not self._is_stopping
+                if work.impacts or work.cancel or not is_held or clock.now() >= until:
                     return work
                 await wait_for(clock, session.changed, until)
         finally:
-            session.silent_at = clock.now() + (BROKEN if gone.done() else SILENT)
-            gone.cancel()
+            for scope in scopes:
+                self._waiting[scope].discard(session)
+                if not self._waiting[scope]:
+                    del self._waiting[scope]
 
-    def _find_work(self, host: str, session: Session, running: Sequence[RunningImpact]) -> Work:
-        """What the daemon does not run yet, and what it runs that is no longer wanted.
+    def _find_work(
+        self, host: str, session: DaemonSession, running: Sequence[RunningImpact]
+    ) -> Work:
+        """What the daemon does not run yet, and what it runs that is recorded or not wanted.
 
         An impact that another server had handed out is still wanted: this one will claim it.
         """
         known = {each.key: each.tries for each in running}
-        impacts = [
+        impacts = tuple(
             call.request
             for key, call in session.calls.items()
             if known.get(key) != call.request.tries and not call.result.done()
-        ]
-        cancel = [
-            each
+        )
+        cancel = tuple(
+            replace(each, result=None)
             for each in running
             if each.key not in session.calls and not self._is_wanted(host, each.key)
-        ]
+        )
         return Work(impacts, cancel)
 
     def _is_wanted(self, host: str, key: ImpactKey) -> bool:
         """Whether some server had an impact carried out on this host, and has no result yet."""
         impact = self._find_impact(host, key)
-        return impact is not None and impact.state in (ImpactState.CLAIMED, ImpactState.BOOTING)
+        return impact is not None and impact.state in (ImpactState.CLAIMED, BOOTING)
 
     def _find_impact(self, host: str, key: ImpactKey) -> Impact | None:
-        """An impact of a VM on this host."""
-        board, vm = self._engine.board, key[1]
-        return board.vms[vm].scope.impact(*key) if vm in board.hosts.get(host, ()) else None
+        """An impact of a VM that is on this host, or that this host reports as running."""
+        published = self._engine.board.vms.get(key[1])
+        vm = published.scope.vm(key[1]) if published else None
+        if published is None or vm is None:
+            return None
+        is_here = vm.host == host or host in self.managed.running_on(vm.id)
+        return published.scope.impact(*key) if is_here else None
 
-    async def report(
-        self, host: str, session_id: str, memory_bytes: int, vms: Sequence[dict[str, Any]], by: str
-    ) -> Inventory:
-        """Merge the VMs of a host into the fleet. The result names those that do not fit."""
-        session = await self._connect(host, session_id)
-        inventory = Inventory(self._engine, self.managed, host, vms)
+    async def _merge(
+        self, host: str, request: WorkRequest, by: str
+    ) -> tuple[tuple[str, ...], bool]:
+        """Merge the VMs of a host into the fleet.
+
+        Returns what does not fit, and whether the rest was merged: not if another server changes
+        the fleet at the same time. Then the daemon sends it again.
+        """
+        report = request.inventory
+        if report is None:
+            return (), True
+        inventory = HostInventory(self._engine, self.managed, host, report.vms)
 
         def describe(record: ManagedHost) -> ManagedHost:
-            return replace(record, memory_bytes=memory_bytes, vms=inventory.vms)
+            return replace(record, memory_bytes=report.memory_bytes, vms=inventory.vms)
 
-        await self._update(host, session_id, describe)
-        session.inventory = inventory
-        await self._merge(host, session, by)
+        await self._update(host, request.session, describe)
+        try:
+            await self._operations.merge(inventory.plan, by=by)
+        except Unavailable as error:
+            self._engine.throttled_log.warn("VMs not merged", host=host, problem=error.message)
+            return (), False
         for problem in inventory.problems:
             self._engine.throttled_log.warn("VM not accepted", host=host, problem=problem)
-        return inventory
+        return tuple(inventory.problems), True
 
-    async def _merge(self, host: str, session: Session, by: str) -> None:
-        """Again, if another server has changed the fleet meanwhile."""
-        assert session.inventory is not None
-        session.merge_at = self._engine.clock.now() + MERGE_EVERY
-        for attempt in range(MERGE_TRIES_MAX):
-            try:
-                return await self._operations.merge(session.inventory.plan, by=by)
-            except Unavailable:
-                if attempt == MERGE_TRIES_MAX - 1 or not self._engine.can_serve:
-                    raise
-        return None
+    async def _take_result(self, host: str, session: DaemonSession, each: RunningImpact) -> None:
+        """Use the result of an impact, if it has one and this server wants it.
 
-    async def finish(self, host: str, session_id: str, results: Sequence[RemoteResult]) -> int:
-        """How many of the results were wanted. They are recorded when this returns.
-
-        One that was not may belong to an impact that this server is about to claim, so a daemon
-        keeps it until the impact is handed out or cancelled.
+        One that is not may belong to an impact that this server is about to claim.
         """
-        session, accepted = await self._connect(host, session_id), 0
-        for result in results:
-            call = session.calls.get(result.key)
-            if call is None or call.request.tries != result.tries or call.result.done():
-                accepted += await self._end_boot(host, result)
-                continue
-            if result.problem:
-                call.result.set_exception(ImpactFailed(result.problem, output=result.detail))
-            else:
-                call.result.set_result(ImpactResult(result.host, result.detail, result.is_back))
-            await self._wait_until_recorded(host, result)
-            accepted += 1
-        return accepted
+        call, result = session.calls.get(each.key), each.result
+        if result is None:
+            return
+        if call is None:
+            await self._end_boot(host, each, result)
+        elif call.request.tries != each.tries or call.result.done():
+            return
+        elif result.problem:
+            call.result.set_exception(ImpactFailed(result.problem, output=result.detail))
+        else:
+            call.result.set_result(ImpactResult(result.host, result.detail, result.is_back))
 
-    async def _end_boot(self, host: str, result: RemoteResult) -> bool:
-        """The second result of an impact that has restarted a VM of this host: it is back."""
-        impact = self._find_impact(host, result.key)
-        if impact is None or impact.state is not ImpactState.BOOTING:
-            return False
-        if result.is_back and not result.problem:
-            back = Back(event_id=result.event_id, vm=result.vm, detail="guest agent answers")
-            scope = self._engine.board.vms[result.vm].scope.name
+    async def _end_boot(self, host: str, each: RunningImpact, result: RemoteResult) -> None:
+        """The VM that an impact has restarted may be back."""
+        impact, is_back = self._find_impact(host, each.key), result.is_back and not result.problem
+        if impact and (impact.state, impact.tries, is_back) == (BOOTING, each.tries, True):
+            back = Back(event_id=each.event_id, vm=each.vm, detail="guest agent answers")
+            scope = self._engine.board.vms[each.vm].scope.name
             await self._engine.submit(scope, back, by=f"hostd {host}")
-        return True
-
-    async def _wait_until_recorded(self, host: str, result: RemoteResult) -> None:
-        """Until then a daemon must keep its result: this server may be lost."""
-        try:
-            async with asyncio.timeout(RECORDED_SECONDS_MAX):
-                while self._is_claimed(host, result):  # ends with the commit, or the timeout
-                    self._published = self._published or asyncio.Event()
-                    await self._published.wait()
-        except TimeoutError:
-            raise Unavailable("the result was not recorded yet; send it again") from None
-
-    def _is_claimed(self, host: str, result: RemoteResult) -> bool:
-        impact = self._find_impact(host, result.key)
-        return impact is not None and impact.is_held and impact.tries == result.tries
 
     async def end(self, host: str, session_id: str) -> None:
         """The daemon stops, or is silent."""
@@ -332,7 +334,7 @@ class RemoteHosts:
             session.changed.set()
 
     async def run(self) -> None:
-        """Notice silent daemons, and keep the fleet true, until cancelled."""
+        """Notice silent daemons, until cancelled."""
         clock = self._engine.clock
         while True:  # ends when cancelled
             await self._connected.wait()
@@ -343,24 +345,23 @@ class RemoteHosts:
                     if session.silent_at <= now:
                         await self.end(host, session.id)
                         self._drop(host)
-                    elif session.merge_at is not None and session.merge_at <= now:
-                        await self._merge(host, session, by=f"hostd {host}")
                 except Error as error:  # the other hosts come first
                     problem = error.message
                     self._engine.throttled_log.warn("host not updated", host=host, problem=problem)
 
-    async def _connect(self, host: str, session_id: str) -> Session:
+    async def _connect(self, host: str, session_id: str) -> DaemonSession:
         """The session of a daemon that has sent something; HostTaken if another is connected."""
         session = self._sessions.get(host)
         if session is None or session.id != session_id or not self.handles(host):
             await self._update(host, session_id, lambda record: record)
+            await self._engine.require_caught_up()  # another server may have handed out impacts
             session = self._sessions.get(host)
             if session is None or session.id != session_id:
                 self._drop(host)
-                session = self._sessions[host] = Session(session_id, self._engine.clock.now())
+                session = self._sessions[host] = DaemonSession(session_id, self._engine.clock.now())
                 self._connected.set()
             self.on_change(host)
-        session.silent_at = max(session.silent_at, self._engine.clock.now() + SILENT)
+        session.silent_at = self._engine.clock.now() + SILENT
         return session
 
     async def _update(
@@ -376,7 +377,8 @@ class RemoteHosts:
             if known and known.session != session_id and not self.managed.is_unreachable(host):
                 raise HostTaken(
                     f"another daemon is connected for {host} since {known.since.isoformat()};"
-                    " expected one daemon for each host",
+                    " expected one daemon for each host; one that ended without notice is replaced"
+                    f" {SILENT.total_seconds():g} seconds after its last request",
                     since=known.since,
                 )
             old = known or ManagedHost(host, session_id, "", transaction.now)
@@ -415,9 +417,8 @@ class RemoteHosts:
         self.on_change(record.host)
 
     def _on_scope(self, published: PublishedScope) -> None:
-        if self._published is not None:
-            self._published.set()
-            self._published = None
+        for session in self._waiting.get(published.scope.name, ()):
+            session.changed.set()
 
 
 def _unreachable(host: str) -> HostUnreachable:

@@ -1,36 +1,33 @@
-"""The daemon's session with the servers: it reports VMs, asks for work and sends results.
+"""The daemon's call to the servers: what it has, and what it should do.
 
-It talks to one server at a time. A server that fails is left for the next one, which is sent
-everything again; the servers agree among themselves which of them serves this host.
+Each request says everything, and is held until the server has something new. When the daemon has
+something new, it abandons that request for the next one.
 """
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import cycle
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 import msgspec
 
+from forewarn.core.fleet import Vm
 from forewarn.errors import Error, HostTaken, Invalid, Unavailable
-from forewarn.hostd.connection import ServerAddress, ServerLost
 from forewarn.hostd.inventory import Inventory, Report
 from forewarn.hostd.settings import HostToken
-from forewarn.hostd.upstream import Request, Upstream
-from forewarn.hostd.worker import Result, RunningImpact, Work, Worker
+from forewarn.hostd.upstream import Request, ServerLost, Upstream
+from forewarn.hostd.worker import ImpactRunner
 from forewarn.log import log
-
-T = TypeVar("T")
+from forewarn.platform.base import ImpactRequest
+from forewarn.platform.remote import HostReport, Work, WorkRequest
 
 OK, SERVER_ERROR, TOO_MANY_REQUESTS, REJECTED = 200, 500, 429, (401, 403)
-CALL_SECONDS_MAX = 15.0
-WAIT_SECONDS = 10.0
-"""How long a server holds a request for work: less than it lets a daemon be silent."""
 REPORT_EVERY_SECONDS = 1.0
-REFUSED_SECONDS = 30.0
-IDLE_SECONDS = 0.1
-"""The pause after an answer without work, so that a server that does not wait is not flooded."""
+REPORT_AGAIN_SECONDS = 60.0
+"""The same inventory is sent again: the fleet may have been changed otherwise."""
+PAUSE_SECONDS = 0.05
+"""Between two requests, so that a server that does not hold them is not flooded."""
+RETRY_SECONDS = 1.0
 LEAVE_SECONDS_MAX = 3.0
 LOGGED_MAX = 100
 
@@ -50,199 +47,164 @@ class Refusal(msgspec.Struct):
     message: str = ""
 
 
-class InventoryAnswer(msgspec.Struct):
-    problems: list[str] = []
+class ReceivedVm(Vm, frozen=True, forbid_unknown_fields=False):
+    """A VM as a server describes it. A newer server may know more of it."""
 
 
-class ServerCalls:
-    """The calls to one server. Each of them may be repeated: that changes nothing.
+@dataclass(frozen=True, slots=True)
+class ReceivedImpact(ImpactRequest):
+    """An impact as a server hands it out."""
 
-    They raise ServerLost, TokenRejected, HostTaken, or CallRefused.
-    """
+    vm: ReceivedVm
 
-    def __init__(self, server: ServerAddress, host: str, token: HostToken, session: str) -> None:
-        self.url = server.url
-        self._upstream = Upstream([server])
+
+class ReceivedWork(Work, frozen=True):
+    """Work as a server hands it out."""
+
+    impacts: tuple[ReceivedImpact, ...] = ()
+
+
+class ControlLoop:
+    """One run of the daemon. `session` distinguishes it from another daemon with its host name."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        host: str,
+        token: HostToken,
+        inventory: Inventory,
+        runner: ImpactRunner,
+        session: str,
+        retry_seconds: float = RETRY_SECONDS,
+    ) -> None:
+        self._upstream = upstream
+        self._inventory = inventory
+        self._runner = runner
         self._session = session
-        self._path = f"/api/v1/hosts/{host}"
+        self._retry_seconds = retry_seconds
+        self._target = f"/api/v1/hosts/{host}/work".encode()
         self._headers = (
             (b"authorization", f"Bearer {token.text}".encode()),
             (b"content-type", b"application/json"),
         )
-
-    async def put_inventory(self, report: Report) -> list[str]:
-        """What is wrong with some of the VMs; the others were accepted."""
-        answer = await self._call("PUT", "/inventory", report.as_sent(), InventoryAnswer)
-        return answer.problems
-
-    async def ask_for_work(self, running: list[RunningImpact], wait_seconds: float) -> Work:
-        body = {"running": running, "wait_seconds": wait_seconds}
-        return await self._call("POST", "/work", body, Work, wait_seconds + CALL_SECONDS_MAX)
-
-    async def send_result(self, result: Result) -> bool:
-        """Whether the server still wanted it."""
-        answer = await self._call("POST", "/results", {"results": [result]}, dict)
-        return bool(answer.get("accepted"))
-
-    async def end_session(self) -> None:
-        await self._call("DELETE", f"/session?session={self._session}", None, dict)
-
-    def close(self) -> None:
-        self._upstream.close()
-
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None,
-        answer: type[T],
-        seconds_max: float = CALL_SECONDS_MAX,
-    ) -> T:
-        target = f"{self._path}{path}".encode()
-        content = None if body is None else msgspec.json.encode({"session": self._session} | body)
-        response = await self._upstream.send(
-            Request(method, target, self._headers, content, seconds_max)
-        )
-        try:
-            if response.status == OK:
-                return msgspec.json.decode(response.body, type=answer)
-            refusal = msgspec.json.decode(response.body, type=Refusal)
-        except msgspec.MsgspecError as error:
-            problem = f"status {response.status} and not what was expected: {error}"
-            raise ServerLost(f"{self.url} answered with {problem}") from error
-        raise error_of(response.status, refusal, self.url)
-
-
-def error_of(status: int, refusal: Refusal, url: str) -> Error:
-    message = f"{url}: {refusal.message} (status {status})"
-    if status >= SERVER_ERROR or status == TOO_MANY_REQUESTS:
-        return ServerLost(message)
-    if status in REJECTED:
-        return TokenRejected(message)
-    return HostTaken(message) if refusal.error == HostTaken.code else CallRefused(message)
-
-
-def pause_seconds(failures: int, servers: int) -> float:
-    """The pause after so many failed servers in a row: none before each of them was tried once,
-    then 1, 2 and 3 seconds, and up to half as much again at random.
-
-    It stays short: another server takes over as soon as the lease of the lost one has ended.
-    """
-    rounds = failures // servers
-    return min(rounds, 3) * (1 + random.random() / 2)  # noqa: S311, not for secrets
-
-
-class Session:
-    """One run of the daemon. `id_` distinguishes it from another daemon with its host name."""
-
-    def __init__(
-        self,
-        servers: Sequence[ServerAddress],
-        host: str,
-        token: HostToken,
-        inventory: Inventory,
-        worker: Worker,
-        id_: str,
-        pause: Callable[[int, int], float] = pause_seconds,
-    ) -> None:
-        self._servers = [ServerCalls(server, host, token, id_) for server in servers]
-        self._inventory = inventory
-        self._worker = worker
-        self._pause = pause
+        self._news = asyncio.Event()
+        inventory.on_change = runner.on_change = self._news.set
+        self._reported: Report | None = None
+        self._reported_at = -REPORT_AGAIN_SECONDS
+        self._server = ""
         self._failures = 0
-        self._was_accepted = self._is_connected = False
+        self._was_accepted = False
+        self._rejected_by: set[str] = set()
         self._logged: set[str] = set()
 
     async def run(self) -> None:
         """Work until cancelled, then end the session."""
-        await self._inventory.readable.wait()
-        for calls in cycle(self._servers):  # ends when cancelled
-            try:
-                await self._talk_until_lost(calls)
-            except asyncio.CancelledError:
-                await self._leave(calls)
-                raise
-            finally:
-                calls.close()
-
-    async def _talk_until_lost(self, calls: ServerCalls) -> None:
         try:
-            await self._talk(calls)
-        except (Unavailable, HostTaken) as error:
-            self._on_lost(error)
-        await asyncio.sleep(self._pause(self._failures, len(self._servers)))
-
-    async def _talk(self, calls: ServerCalls) -> None:
-        """Talk to one server until it fails."""
-        self._worker.send_again()
-        await self._report(calls)
-        works = (self._report_changes(calls), self._ask_for_work(calls), self._send_results(calls))
-        tasks = [asyncio.create_task(work) for work in works]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            while True:  # ends when cancelled
+                await self._inventory.readable.wait()  # a host that cannot act is unreachable
+                await self._turn()
+        except asyncio.CancelledError:
+            await self._leave()
+            raise
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._upstream.close()
 
-    async def _report(self, calls: ServerCalls) -> float | None:
-        """Send the inventory. Returns when to send it again if it was refused, in seconds."""
-        self._inventory.changed.clear()
+    async def _turn(self) -> None:
+        self._news.clear()
+        report = self._next_report()
         try:
-            problems = await calls.put_inventory(self._inventory.report)
-        except CallRefused as error:
-            problems = [error.message]
-        for problem in problems:
-            self._log_once("the server refused VMs of this host", problem)
-        return REFUSED_SECONDS if problems else None
+            work = await self._exchange(report)
+        except (Unavailable, HostTaken, CallRefused) as error:
+            self._on_failure(error)
+            pause = min(self._failures, 3) * self._retry_seconds
+            await asyncio.sleep(pause * (1 + random.random() / 2))  # noqa: S311, not for secrets
+            return
+        if work is not None:
+            self._on_work(work, report)
+        await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _report_changes(self, calls: ServerCalls) -> None:
-        again_seconds: float | None = None
-        while True:  # ends when cancelled, or when the server fails
-            await asyncio.sleep(REPORT_EVERY_SECONDS)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(again_seconds):
-                    await self._inventory.changed.wait()
-            again_seconds = await self._report(calls)
+    def _next_report(self) -> Report | None:
+        """The inventory, if it has to be sent now."""
+        loop, report = asyncio.get_running_loop(), self._inventory.report
+        is_new = report is not self._reported
+        due = self._reported_at + (REPORT_EVERY_SECONDS if is_new else REPORT_AGAIN_SECONDS)
+        if due <= loop.time():
+            return report
+        if is_new:
+            loop.call_at(due, self._news.set)
+        return None
 
-    async def _ask_for_work(self, calls: ServerCalls) -> None:
-        wait_seconds = 0.0  # the first answer tells whether this server serves us
-        while True:  # ends when cancelled, or when the server fails
-            await self._inventory.readable.wait()  # a host that cannot act is unreachable
-            work = await calls.ask_for_work(self._worker.running(), wait_seconds)
-            wait_seconds = WAIT_SECONDS
-            self._on_connected(calls)
-            self._worker.apply(work)
-            if not work.impacts:
-                await asyncio.sleep(IDLE_SECONDS)
+    async def _exchange(self, report: Report | None) -> Work | None:
+        """Say everything, and get what is new; None if the daemon has something new first."""
+        sent = HostReport(msgspec.to_builtins(report.vms), report.memory_bytes) if report else None
+        is_held = report is None and self._server != ""
+        request = WorkRequest(self._session, self._runner.running(), sent, wait=is_held)
+        if not is_held:  # the first response says whether this server serves us
+            try:
+                return await self._call(request)
+            except CallRefused as error:
+                if report is None:
+                    raise
+                return Work(problems=(error.message,))  # the work goes on without it
+        call = asyncio.ensure_future(self._call(request))
+        news = asyncio.ensure_future(self._news.wait())
+        try:
+            await asyncio.wait((call, news), return_when=asyncio.FIRST_COMPLETED)
+            return call.result() if call.done() else None
+        finally:
+            call.cancel()
+            news.cancel()
 
-    async def _send_results(self, calls: ServerCalls) -> None:
-        while True:  # ends when cancelled, or when the server fails
-            await self._worker.has_results.wait()
-            for result in self._worker.results():
-                try:
-                    is_accepted = await calls.send_result(result)
-                except CallRefused as error:
-                    self._log_once("the server refused a result", error.message)
-                    is_accepted = False
-                self._worker.on_answer(result, is_accepted=is_accepted)
+    async def _call(self, request: WorkRequest) -> Work:
+        """It may be repeated: that changes nothing.
 
-    def _on_connected(self, calls: ServerCalls) -> None:
-        if not self._is_connected:
-            log.info("connected to server", server=calls.url)
+        Raises ServerLost, TokenRejected, HostTaken, or CallRefused.
+        """
+        body = msgspec.json.encode(request)
+        response = await self._upstream.send(Request("POST", self._target, self._headers, body))
+        url, status = self._upstream.current, response.status
+        try:
+            if status == OK:
+                return msgspec.json.decode(response.body, type=ReceivedWork)
+            refusal = msgspec.json.decode(response.body, type=Refusal)
+        except msgspec.MsgspecError as error:
+            problem = f"status {status} and not what was expected: {error}"
+            raise ServerLost(f"{url} answered with {problem}") from error
+        message = f"{url}: {refusal.message} (status {status})"
+        if status >= SERVER_ERROR or status == TOO_MANY_REQUESTS:
+            raise ServerLost(message)
+        if status in REJECTED:
+            raise TokenRejected(message)
+        raise HostTaken(message) if refusal.error == HostTaken.code else CallRefused(message)
+
+    def _on_work(self, work: Work, report: Report | None) -> None:
+        server = self._upstream.current
+        if not self._server:
+            log.info("connected to server", server=server)
             self._logged.clear()
-        self._was_accepted = self._is_connected = True
-        self._failures = 0
+        if report is not None:
+            self._reported = report if work.is_merged else None
+            self._reported_at = asyncio.get_running_loop().time()
+        elif self._server != server:  # it gets everything again
+            self._reported = None
+        self._server, self._was_accepted, self._failures = server, True, 0
+        for problem in work.problems:
+            self._log_once("VM not accepted", problem)
+        self._runner.apply(work)
 
-    def _on_lost(self, error: Error) -> None:
-        """Raise Invalid if the token was never accepted: only an operator can change that."""
+    def _on_failure(self, error: Error) -> None:
+        """Raise Invalid if no server has ever accepted the token: only an operator can help."""
         if isinstance(error, TokenRejected) and not self._was_accepted:
-            raise Invalid(f"token_file: {error.message}", option="token_file") from error
-        state = "server lost" if self._is_connected else "no server serves this host"
+            self._rejected_by.add(self._upstream.current)
+            if len(self._rejected_by) == self._upstream.count:
+                raise Invalid(f"token_file: {error.message}", option="token_file") from error
+        if isinstance(error, TokenRejected):
+            self._upstream.skip()
+        if isinstance(error, HostTaken):  # another daemon acts on these VMs
+            self._runner.cancel_all()
+        state = "server lost" if self._server else "no server serves this host"
         self._log_once(f"{state}; trying again", error.message)
-        self._is_connected = False
+        self._server, self._reported = "", None
         self._failures += 1
 
     def _log_once(self, text: str, problem: str) -> None:
@@ -251,11 +213,10 @@ class Session:
             self._logged.add(problem)
             log.warning(text, problem=problem)
 
-    async def _leave(self, calls: ServerCalls) -> None:
-        """Stop all calls, and release the lease of this host at once."""
-        await self._worker.stop()
+    async def _leave(self) -> None:
+        """Stop all calls, and make the host unreachable at once."""
+        await self._runner.stop()
         with suppress(Error, TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS_MAX):
-                for result in self._worker.results():
-                    await calls.send_result(result)
-                await calls.end_session()
+                running = self._runner.running()
+                await self._call(WorkRequest(self._session, running, is_leaving=True))

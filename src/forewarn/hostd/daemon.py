@@ -10,13 +10,12 @@ from forewarn.config import PlatformName
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.errors import Unavailable
-from forewarn.hostd.connection import parse_servers
-from forewarn.hostd.control import Session
+from forewarn.hostd.control import ControlLoop
 from forewarn.hostd.inventory import CommandSource, Inventory, Source
 from forewarn.hostd.relay import BridgeListener, Relay, Signer
 from forewarn.hostd.settings import HostdConfig, HostToken, read_token
-from forewarn.hostd.upstream import Upstream
-from forewarn.hostd.worker import Worker
+from forewarn.hostd.upstream import Upstream, parse_servers
+from forewarn.hostd.worker import ImpactRunner
 from forewarn.platform.base import Platform
 from forewarn.platform.open import open_platform
 from forewarn.systemd import Notifier
@@ -27,15 +26,15 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
     assert config.token_file is not None
     notifier = Notifier(os.environ, pid=os.getpid())
     token = read_token(config.token_file)
-    servers = parse_servers(config.server, config.ca_file)
+    upstream = Upstream(parse_servers(config.server, config.ca_file))
     platform = make_platform(config)
     inventory = Inventory(make_source(config, platform), config.inventory_seconds)
-    worker = Worker(platform, config.impacts_max)
-    session = Session(servers, config.host, token, inventory, worker, str(uuid.uuid4()))
+    runner = ImpactRunner(platform, config.impacts_max)
+    control = ControlLoop(upstream, config.host, token, inventory, runner, str(uuid.uuid4()))
     try:
         async with run_relay(config, token, inventory) as listeners, asyncio.TaskGroup() as group:
             follows = [listener.follow() for listener in listeners]
-            for work in (inventory.run(), session.run(), notifier.keep_feeding(), *follows):
+            for work in (inventory.run(), control.run(), notifier.keep_feeding(), *follows):
                 group.create_task(work)
             status = f"host {config.host}, bridges {', '.join(config.bridge) or 'none'}"
             on_ready(status)

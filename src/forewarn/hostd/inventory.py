@@ -9,16 +9,15 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from forewarn.core.fleet import Power, ScopeKind
 from forewarn.errors import Error, Unavailable
-from forewarn.fleetfile.schema import Address, Domain, Mac, Name, VmId
 from forewarn.log import log
 from forewarn.option_kind import ExecCommand
 from forewarn.platform.exec import Output, resolve_program, signal_group
+from forewarn.platform.remote import ReportedVm
 
 COMMAND_SECONDS_MAX = 30.0
 COMMAND_BYTES_MAX = 1 << 23
@@ -28,36 +27,18 @@ SETTLE_SECONDS = 0.2
 RETRY_SECONDS_MAX = 10.0
 
 
-class ListedVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A VM of this host. The preferred one of its addresses comes first.
+class ListedVm(ReportedVm, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A VM of this host. `ports` are the names of its interfaces here; servers ignore them."""
 
-    `ports` are the names of its interfaces on the host; servers do not need them.
-    """
-
-    name: Name
-    id: VmId
-    mac: Mac = msgspec.field(default_factory=str)
-    addresses: tuple[Address, ...] = ()
-    power: Power = Power.RUNNING
-    memory_bytes: int = 0
     scope: str = ""
-    kind: ScopeKind | None = None
-    update_domain: Domain | None = None
-    fault_domain: Domain | None = None
     ports: tuple[str, ...] = ()
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(NamedTuple):
     """All VMs of this host, and its memory."""
 
     memory_bytes: int = 0
     vms: tuple[ListedVm, ...] = ()
-
-    def as_sent(self) -> dict[str, Any]:
-        vms = [msgspec.structs.asdict(vm) for vm in self.vms]
-        for vm in vms:
-            del vm["ports"]
-        return {"memory_bytes": self.memory_bytes, "vms": vms}
 
 
 class Source(Protocol):
@@ -73,7 +54,7 @@ class Source(Protocol):
 class Inventory:
     """The VMs that the source listed last.
 
-    `readable` is set while the source answers, `changed` when there is something new to report.
+    `readable` is set while the source answers. `on_change` is called when there is something new.
     `ids` has the id of the VM at each interface of this host, by its index: a name may be used
     again for another VM. `interfaces` lists the index and name of each.
     """
@@ -90,7 +71,7 @@ class Inventory:
         self.ids: dict[int, str] = {}
         self.report = Report()
         self.readable = asyncio.Event()
-        self.changed = asyncio.Event()
+        self.on_change: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
         """List the VMs when the source is woken, and every few seconds, until cancelled."""
@@ -115,14 +96,14 @@ class Inventory:
         """Only an interface that was there all the time is certainly the one that was listed."""
         indexes = {name: index for index, name in {*before} & {*self._interfaces()}}
         self.ids.clear()
-        for vm in [each for each in report.vms if each.power is Power.RUNNING]:
+        for vm in [each for each in report.vms if each.power == "running"]:
             for index in [indexes[port] for port in vm.ports if port in indexes]:
                 self.ids[index] = "" if index in self.ids else vm.id.lower()
         if not self.readable.is_set():
             log.info("the VMs of this host are listed", vms=len(report.vms))
         if report != self.report:
             self.report = report
-            self.changed.set()
+            self.on_change()
         self.readable.set()
 
 

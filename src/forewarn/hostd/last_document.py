@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from forewarn.hostd.connection import Response
-from forewarn.hostd.upstream import Request
+from forewarn.hostd.upstream import Request, Response
 from forewarn.web.http.message import preferred_seconds
 from forewarn.wire import document
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import libvirt
 
-from forewarn.core.fleet import Power
 from forewarn.errors import Invalid
 from forewarn.hostd.inventory import ListedVm, Report
 from forewarn.log import log
@@ -72,5 +71,5 @@ class LibvirtSource:
 
 def to_listed(vm: DiscoveredVm) -> ListedVm:
     names = {*ListedVm.__struct_fields__} - {"power"}
-    power = Power.RUNNING if vm.is_active else Power.STOPPED
-    return ListedVm(**{name: getattr(vm, name) for name in names}, power=power)
+    fields = {name: getattr(vm, name) for name in names}
+    return ListedVm(**fields, power="running" if vm.is_active else "stopped")

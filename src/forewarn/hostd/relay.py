@@ -19,11 +19,10 @@ from typing import Any, NamedTuple, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forewarn.errors import Error, Forbidden, Invalid, Unavailable
-from forewarn.hostd.connection import Response, ServerLost
 from forewarn.hostd.last_document import LastDocuments, Poll
 from forewarn.hostd.netlink import add_address
 from forewarn.hostd.ports import BridgePorts, interface_index, listen, open_bridge, peer_of
-from forewarn.hostd.upstream import TRY_NEXT, Request, Upstream
+from forewarn.hostd.upstream import TRY_NEXT, Request, Response, ServerLost, Upstream
 from forewarn.log import log
 from forewarn.option_kind import Address
 from forewarn.web.http import message

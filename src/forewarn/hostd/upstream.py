@@ -6,12 +6,18 @@ time of each attempt have limits.
 """
 
 import asyncio
+import functools
+import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, cast
+from urllib.parse import urlsplit
 
-from forewarn.errors import Unavailable
-from forewarn.hostd.connection import HttpConnection, Response, ServerAddress, ServerLost
+from httptools import HttpParserError, HttpResponseParser
+
+from forewarn.errors import Invalid, Unavailable
 from forewarn.web.http.message import Header, content_length, encode_headers
 
 RESPONSE_SECONDS_MAX = 15.0
@@ -23,8 +29,186 @@ CONNECTIONS_MAX = 1024
 TRY_NEXT = frozenset((502, 503, 504))
 
 
+CONNECT_SECONDS_MAX = 5.0
+BODY_BYTES_MAX = 1 << 24
+DEAD_SECONDS = 10
+"""A server whose machine is gone is noticed after this time, even if a long poll waits."""
+SOCKET_OPTIONS = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_SECONDS // 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_SECONDS * 1000),
+)
+
+
+class ServerLost(Unavailable, code="server_lost"):
+    """The server does not answer."""
+
+
 class NotSent(ServerLost):
     """The server has certainly not received the request."""
+
+
+class ServerAddress(NamedTuple):
+    """Where a server is. `path` comes before the path of each request."""
+
+    url: str
+    host: str
+    port: int
+    path: str
+    tls: ssl.SSLContext | None
+
+
+class Response(NamedTuple):
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+def parse_servers(urls: Sequence[str], ca_file: Path | None) -> tuple[ServerAddress, ...]:
+    """The addresses of servers. `ca_file` replaces the certificates of the system."""
+    parsed = [(url, urlsplit(url)) for url in urls]
+    return tuple(
+        ServerAddress(
+            url,
+            cast("str", parts.hostname),
+            parts.port or (443 if parts.scheme == "https" else 80),
+            parts.path.rstrip("/"),
+            make_tls(ca_file) if parts.scheme == "https" else None,
+        )
+        for url, parts in parsed
+    )
+
+
+@functools.cache
+def make_tls(ca_file: Path | None) -> ssl.SSLContext:
+    """One for all servers: the certificates of a system take megabytes."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ValueError) as error:
+        raise Invalid(
+            f"ca_file: cannot read certificates from {ca_file}: {error}", option="ca_file"
+        ) from error
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection, one request at a time.
+
+    States:  IDLE -> WAITING (`send`) -> IDLE (the response is complete) ... -> CLOSED
+
+    It closes when the server closes it or announces that, when a response is malformed or too
+    large, and when the future of `send` is cancelled: the late response would answer the next
+    request.
+    """
+
+    def __init__(self, url: str, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+        self.is_open = False
+        self._url = url
+        self._body_bytes_max = body_bytes_max
+        self._transport: asyncio.Transport | None = None
+        self._parser = HttpResponseParser(self)
+        self._pending: asyncio.Future[Response] | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._is_head = False
+
+    @classmethod
+    async def open(
+        cls, server: ServerAddress, body_bytes_max: int = BODY_BYTES_MAX
+    ) -> "HttpConnection":
+        """Connect, or raise ServerLost."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS_MAX):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: cls(server.url, body_bytes_max),
+                    server.host,
+                    server.port,
+                    ssl=server.tls,
+                )
+        except TimeoutError:
+            problem = f"does not accept a connection within {CONNECT_SECONDS_MAX:g} seconds"
+            raise ServerLost(f"{server.url} {problem}") from None
+        except OSError as error:  # of TLS too
+            raise ServerLost(
+                f"cannot connect to {server.url}: {error.strerror or error}"
+            ) from error
+        return connection
+
+    def send(self, request: bytes, *, is_head: bool = False) -> asyncio.Future[Response]:
+        """Send a whole request, head and body. The future raises ServerLost.
+
+        `is_head`: the response has no body, whatever its Content-Length.
+        """
+        assert self._pending is None or self._pending.done()
+        pending = self._pending = asyncio.get_running_loop().create_future()
+        pending.add_done_callback(self._on_done)
+        self._is_head = is_head
+        if self._transport is None or not self.is_open:
+            self.fail("is closed")
+        else:
+            self._transport.write(request)
+        return pending
+
+    def close(self) -> None:
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport, self.is_open = cast("asyncio.Transport", transport), True
+        connected = transport.get_extra_info("socket")
+        for option in SOCKET_OPTIONS:
+            connected.setsockopt(*option)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self.fail(f"broke: {exc}" if exc else "was closed by the server")
+
+    def data_received(self, data: bytes) -> None:
+        if self._pending is None or self._pending.done():  # a response to nothing
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError as error:
+            self.fail(f"had a malformed response: {error}")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._is_head:
+            self.on_message_complete()
+            self._parser = HttpResponseParser(self)  # the other one expects a body
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self._body_bytes > self._body_bytes_max:
+            self.fail(f"had a response of more than {self._body_bytes_max} bytes")
+        else:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        response = Response(status, self._headers, b"".join(self._body))
+        self._headers, self._body, self._body_bytes = [], [], 0
+        if status < 200 or self._pending is None or self._pending.done():  # 1xx is not the response
+            return
+        if not self._parser.should_keep_alive():
+            self.close()
+        self._pending.set_result(response)
+
+    def _on_done(self, pending: asyncio.Future[Response]) -> None:
+        if pending.cancelled():
+            self.close()
+
+    def fail(self, problem: str) -> None:
+        """Close the connection; the request, if there is one, raises ServerLost."""
+        pending = self._pending
+        if pending is not None and not pending.done():
+            pending.set_exception(ServerLost(f"the connection to {self._url} {problem}"))
+        self.close()
 
 
 class Request(NamedTuple):
@@ -83,6 +267,19 @@ class Upstream:
         self._servers = [Server(address) for address in addresses]
         self._connections_max = connections_max
         self.busy = 0
+
+    @property
+    def current(self) -> str:
+        """The URL of the server that answered last."""
+        return self._servers[0].address.url
+
+    @property
+    def count(self) -> int:
+        return len(self._servers)
+
+    def skip(self) -> None:
+        """Ask the others first from now on."""
+        self._servers.append(self._servers.pop(0))
 
     @property
     def has_room(self) -> bool:
@@ -150,7 +347,9 @@ async def _ask(server: Server, request: Request) -> Response:
 async def _exchange(server: Server, connection: HttpConnection, request: Request) -> Response:
     loop = asyncio.get_running_loop()
     data, is_head = request.encode(server.address), request.method == "HEAD"
-    timer = loop.call_later(request.seconds_max, connection.give_up, request.seconds_max)
+    # A timer of this costs less than a timeout.
+    problem = f"had no response within {request.seconds_max:g} s"
+    timer = loop.call_later(request.seconds_max, connection.fail, problem)
     try:
         response = await connection.send(data, is_head=is_head)
     finally:

@@ -102,6 +102,7 @@ class Daemon:
         self._world = world
         self.host, self.session = host, session
         self.running: list[dict[str, Any]] = []
+        self.inventory: dict[str, Any] | None = None
         self.server = world.servers[0]
 
     async def call(self, method: str, path: str, **more: Any) -> httpx.Response:
@@ -115,16 +116,19 @@ class Daemon:
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer fw_{self.host}_{self._world.secret}"}
 
-    async def report(self, *vms: dict[str, Any], memory_bytes: int = 64 * GIB) -> Any:
-        body = {"session": self.session, "memory_bytes": memory_bytes, "vms": vms}
-        response = await self.call("PUT", "inventory", json=body)
-        assert response.status_code == 200, response.text
-        await self._world.settle()
-        return response.json()
+    async def send(self, **body: Any) -> httpx.Response:
+        content = {"session": self.session, "running": self.running} | body
+        return await self.call("POST", "work", json=content)
 
-    async def work(self, wait_seconds: float = 0) -> Any:
-        body = {"session": self.session, "running": self.running, "wait_seconds": wait_seconds}
-        response = await self.call("POST", "work", json=body)
+    async def report(self, *vms: dict[str, Any], memory_bytes: int = 64 * GIB) -> Any:
+        """Send the inventory, and keep it for `World.pass_time`."""
+        self.inventory = {"memory_bytes": memory_bytes, "vms": vms}
+        work = await self.work(inventory=self.inventory)
+        await self._world.settle()
+        return work["problems"]
+
+    async def work(self, **body: Any) -> Any:
+        response = await self.send(**body)
         assert response.status_code == 200, response.text
         return response.json()
 
@@ -136,26 +140,29 @@ class Daemon:
         await self.work()
         await self._world.settle()
         (impact,) = (await self.work())["impacts"]
-        keys = ("event_id", "tries")
-        running = {key: impact[key] for key in keys} | {"vm": impact["vm"]["name"]}
-        self.running = [
-            *(each for each in self.running if each["event_id"] != running["event_id"]),
-            running,
-        ]
+        self._keep(running_of(impact))
         return dict(impact)
 
-    async def finish(self, impact: dict[str, Any], **more: Any) -> int:
-        """Report a result; how many were accepted."""
-        result = {key: impact[key] for key in ("event_id", "tries")}
-        result |= {"vm": impact["vm"]["name"], **more}
-        body = {"session": self.session, "results": [result]}
-        response = await self.call("POST", "results", json=body)
-        assert response.status_code == 200, response.text
+    def _keep(self, running: dict[str, Any]) -> None:
+        others = [each for each in self.running if each["event_id"] != running["event_id"]]
+        self.running = [*others, running]
+
+    async def finish(self, impact: dict[str, Any], **result: Any) -> bool:
+        """Report a result; whether the daemon may drop it, because it is recorded or not wanted."""
+        self._keep(running_of(impact) | {"result": result})
+        await self.work()
         await self._world.settle()
-        accepted: int = response.json()["accepted"]
-        if accepted:
-            self.running = [e for e in self.running if e["event_id"] != impact["event_id"]]
-        return accepted
+        cancel = (await self.work())["cancel"]
+        self.running = [each for each in self.running if without_result(each) not in cancel]
+        return running_of(impact) in cancel
+
+
+def running_of(impact: dict[str, Any]) -> dict[str, Any]:
+    return {**{key: impact[key] for key in ("event_id", "tries")}, "vm": impact["vm"]["name"]}
+
+
+def without_result(running: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in running.items() if key != "result"}
 
 
 class World:
@@ -190,10 +197,14 @@ class World:
             await asyncio.sleep(0)
 
     async def pass_time(self, duration: timedelta, *alive: Daemon) -> None:
-        """Let time pass, second by second, while these daemons ask for work."""
-        for _ in range(int(duration / SECOND)):
+        """Let time pass, second by second, while these daemons ask for work.
+
+        They repeat their inventory once a minute.
+        """
+        for number in range(int(duration / SECOND)):
             for daemon in alive:
-                await daemon.work()
+                is_due = daemon.inventory and number % 60 == 59
+                await daemon.work(**({"inventory": daemon.inventory} if is_due else {}))
             await self.clock.advance(SECOND)
             await self.settle()
 

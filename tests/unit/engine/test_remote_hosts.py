@@ -2,10 +2,12 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 from forewarn.fleetfile.parser import parse
 from tests.unit.engine.hostd_world import GIB, SECOND, Daemon, World, reported, run
 
+NOTHING = {"impacts": [], "cancel": [], "problems": [], "is_merged": True}
 PLAIN = b"""
 scopes:
   - name: old
@@ -27,7 +29,7 @@ def test_daemon_carries_out_the_impact_of_its_vm() -> None:
             "host": "host-a",
             "address": "10.0.0.1",
         }
-        assert await daemon.finish(impact, detail="it rebooted") == 1
+        assert await daemon.finish(impact, detail="it rebooted")
         (done,) = await world.history("impacted")
         assert (done.vm, done.detail) == ("web-0", "it rebooted")
         assert world.servers[0].local.asked == []
@@ -40,10 +42,10 @@ def test_failed_attempt_is_retried_and_shows_the_output() -> None:
         daemon = await world.daemon("host-a", reported("web-0"))
         await world.restart("web-0")
         first = await daemon.take()
-        assert await daemon.finish(first, problem="libvirt: no", detail="its output") == 1
+        assert await daemon.finish(first, problem="libvirt: no", detail="its output")
         (failed,) = await world.history("impact-failed")
         assert failed.detail == "libvirt: no\nits output"
-        assert (await daemon.work()) == {"impacts": [], "cancel": []}
+        assert await daemon.work() == NOTHING
 
         await world.pass_time(5 * SECOND, daemon)
         again = await daemon.take()
@@ -66,20 +68,60 @@ def test_impact_is_handed_out_until_the_daemon_has_it() -> None:
     run(test)
 
 
-def test_result_is_accepted_once() -> None:
-    """Repeating it changes nothing; what the daemon still runs then is no longer wanted."""
+def test_result_of_another_try_does_not_count() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        impact = await daemon.take()
+        assert not await daemon.finish({**impact, "tries": 7})
+        assert await world.history("impacted") == []
+        assert await daemon.finish(impact)
+        assert len(await world.history("impacted")) == 1
+
+    run(test)
+
+
+def test_result_may_be_repeated_until_the_daemon_knows_that_it_is_recorded() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        impact = await daemon.take()
+        assert await daemon.finish(impact)
+        assert await daemon.finish(impact)
+        assert len(await world.history("impacted")) == 1
+
+    run(test)
+
+
+def test_request_with_a_result_is_answered_when_it_is_recorded() -> None:
+    """Then the daemon may drop it. The server could be lost before."""
 
     async def test(world: World) -> None:
         daemon = await world.daemon("host-a", reported("web-0"))
         await world.restart("web-0")
         impact = await daemon.take()
-        running = daemon.running
-        assert await daemon.finish({**impact, "tries": 7}) == 0
-        assert await daemon.finish(impact) == 1
-        assert await daemon.finish(impact) == 0
-        daemon.running = running
-        assert (await daemon.work())["cancel"] == running
-        assert len(await world.history("impacted")) == 1
+        (running,) = daemon.running
+        daemon.running = [running | {"result": {"detail": "it rebooted"}}]
+        assert (await daemon.work())["cancel"] == []
+        assert (await daemon.work(wait=True))["cancel"] == [running]
+        (done,) = await world.history("impacted")
+        assert (done.event, done.detail) == (impact["event_id"], "it rebooted")
+
+    run(test)
+
+
+def test_later_request_of_a_daemon_ends_the_earlier_one() -> None:
+    """The daemon has abandoned it, and a server must not keep one for each result."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        first = asyncio.create_task(daemon.work(wait=True))
+        await world.settle()
+        second = asyncio.create_task(daemon.work(wait=True))
+        await world.settle()
+        assert (first.done(), second.done()) == (True, False)
+        await world.restart("web-0")
+        assert len((await second)["impacts"]) == 1
 
     run(test)
 
@@ -87,14 +129,14 @@ def test_result_is_accepted_once() -> None:
 def test_request_for_work_is_answered_when_there_is_some() -> None:
     async def test(world: World) -> None:
         daemon = await world.daemon("host-a", reported("web-0"))
-        waiting = asyncio.create_task(daemon.work(wait_seconds=10))
+        waiting = asyncio.create_task(daemon.work(wait=True))
         await world.settle()
         assert not waiting.done()
         await world.restart("web-0")
         assert len((await waiting)["impacts"]) == 1
 
         daemon.running = [{"event_id": "none", "vm": "web-0", "tries": 1}]
-        assert (await daemon.work(wait_seconds=30))["cancel"] == daemon.running
+        assert (await daemon.work(wait=True))["cancel"] == daemon.running
         daemon.running = []
 
     run(test)
@@ -105,11 +147,11 @@ def test_request_for_work_ends_after_five_seconds() -> None:
 
     async def test(world: World) -> None:
         daemon = await world.daemon("host-a")
-        waiting = asyncio.create_task(daemon.work(wait_seconds=30))
+        waiting = asyncio.create_task(daemon.work(wait=True))
         await world.pass_time(4 * SECOND)
         assert not waiting.done()
         await world.pass_time(SECOND)
-        assert await waiting == {"impacts": [], "cancel": []}
+        assert await waiting == NOTHING
 
     run(test)
 
@@ -144,15 +186,14 @@ def test_second_result_says_that_a_restarted_vm_is_back() -> None:
         await operations.approve(placed.event.id, by="ann")
         await world.settle()
         impact = await daemon.take()
-        assert await daemon.finish(impact, is_back=False) == 1
-        assert await daemon.finish(impact, is_back=False) == 1  # the response was lost
+        assert not await daemon.finish(impact, is_back=False)
+        assert not await daemon.finish(impact, is_back=False)  # the response was lost
         (booting,) = world.servers[1].scope("web").impacts
         assert booting.state == "booting"
-        assert await other.finish(impact, is_back=True) == 0
+        assert await other.finish(impact, is_back=True)  # it is not wanted
         assert len(world.servers[1].scope("web").events) == 1
-        assert await daemon.finish(impact, is_back=True) == 1
+        assert await daemon.finish(impact, is_back=True)
         assert world.servers[1].scope("web").events == ()
-        assert await daemon.finish(impact, is_back=True) == 0
 
     run(test)
 
@@ -168,17 +209,14 @@ def test_second_daemon_of_a_host_is_refused_while_the_first_is_connected() -> No
         for server in world.servers:
             second = Daemon(world, "host-a", "s2")
             second.server = server
-            for method, path, body in (
-                ("POST", "work", {"session": "s2"}),
-                ("PUT", "inventory", {"session": "s2", "vms": []}),
-                ("POST", "results", {"session": "s2", "results": []}),
-            ):
-                refused = await second.call(method, path, json=body)
+            bodies: list[dict[str, Any]] = [{}, {"inventory": {"vms": []}}, {"is_leaving": True}]
+            for body in bodies:
+                refused = await second.send(**body)
                 assert (refused.status_code, refused.json()["error"]) == (409, "host_taken")
                 assert refused.json()["facts"] == {"since": "2030-01-31T12:00:00Z"}
                 assert "\n" not in refused.json()["message"]
         assert world.servers[1].vm("web-0").host == "host-a"
-        assert await first.work() == {"impacts": [], "cancel": []}
+        assert await first.work() == NOTHING
 
     run(test)
 
@@ -191,14 +229,14 @@ def test_restarted_daemon_is_accepted_after_the_old_one_is_silent() -> None:
         await world.restart("web-0")
         first = await old.take()
         new = Daemon(world, "host-a", "s2")
-        await world.pass_time(9 * SECOND)
-        assert (await new.call("POST", "work", json={"session": "s2"})).status_code == 409
+        await world.pass_time(14 * SECOND)
+        assert (await new.send()).status_code == 409
         await world.pass_time(2 * SECOND)
 
         again = await new.take()
         assert (again["event_id"], again["tries"]) == (first["event_id"], 2)
-        assert await new.finish(again) == 1
-        assert (await old.call("POST", "work", json={"session": "s1"})).status_code == 409
+        assert await new.finish(again)
+        assert (await old.send()).status_code == 409
         assert len(await world.history("impacted")) == 1
         assert await world.history("impact-failed") == []
 
@@ -208,9 +246,7 @@ def test_restarted_daemon_is_accepted_after_the_old_one_is_silent() -> None:
 def test_daemon_that_stops_is_replaced_at_once() -> None:
     async def test(world: World) -> None:
         old = await world.daemon("host-a", reported("web-0"))
-        assert (await old.call("DELETE", "session?session=s9")).status_code == 200
-        assert not world.servers[1].is_unreachable("host-a")
-        assert (await old.call("DELETE", "session?session=s1")).status_code == 200
+        assert await old.work(is_leaving=True) == NOTHING
         await world.settle()
         assert all(server.is_unreachable("host-a") for server in world.servers)
         await world.daemon("host-a", reported("web-0"), session="s2", server=1)
@@ -219,18 +255,15 @@ def test_daemon_that_stops_is_replaced_at_once() -> None:
     run(test)
 
 
-def test_broken_connection_counts_as_silent_after_five_seconds() -> None:
+def test_daemon_that_stops_sends_its_last_results() -> None:
     async def test(world: World) -> None:
-        await world.daemon("host-a")
-        gone = asyncio.Event()
-        hosts = world.servers[0].hosts
-        waiting = asyncio.create_task(hosts.work("host-a", "s1", [], 10 * SECOND, gone.wait))
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        await daemon.take()
+        daemon.running[0]["result"] = {"detail": "the last one"}
+        await daemon.work(is_leaving=True)
         await world.settle()
-        gone.set()
-        await waiting
-        await world.pass_time(4 * SECOND)
-        assert not world.servers[1].is_unreachable("host-a")
-        await world.pass_time(2 * SECOND)
+        assert [entry.detail for entry in await world.history("impacted")] == ["the last one"]
         assert world.servers[1].is_unreachable("host-a")
 
     run(test)
@@ -251,7 +284,7 @@ def test_impacts_of_an_unreachable_host_wait_and_then_run() -> None:
 
         impact = await daemon.take()
         assert impact["tries"] == 1
-        assert await daemon.finish(impact) == 1
+        assert await daemon.finish(impact)
         details = [e.detail for e in await world.history("updated") if e.host == "host-a"]
         assert details == [
             "daemon of host-a connected",
@@ -275,7 +308,7 @@ def test_daemon_that_is_lost_during_an_impact_gets_it_again() -> None:
             await world.pass_time(17 * SECOND)
             (state,) = world.servers[0].scope("web-0").impacts
             assert (state.failures, state.claimed_by, state.state) == (0, "", "claimed")
-        assert await daemon.finish(await daemon.take()) == 1
+        assert await daemon.finish(await daemon.take())
 
     run(test)
 
@@ -289,11 +322,11 @@ def test_daemon_that_changes_to_another_server_goes_on_with_its_impact() -> None
         first = await daemon.take()
 
         daemon.server = world.servers[1]
-        assert await daemon.finish(first) == 0
+        assert not await daemon.finish(first)
         await world.settle()
         again = await daemon.take()
         assert (again["event_id"], again["tries"]) == (first["event_id"], 2)
-        assert await daemon.finish(again) == 1
+        assert await daemon.finish(again)
         assert await world.history("impact-failed") == []
         assert not any(server.is_unreachable("host-a") for server in world.servers)
 
@@ -317,7 +350,7 @@ def test_host_of_a_lost_server_is_unreachable_until_its_daemon_finds_another() -
         again = await daemon.take()
         assert (again["event_id"], again["tries"]) == (first["event_id"], 2)
         assert not world.servers[1].is_unreachable("host-a")
-        assert await daemon.finish(again) == 1
+        assert await daemon.finish(again)
         assert len(await world.history("impacted")) == 1
 
     run(test)
@@ -329,7 +362,7 @@ def test_server_without_a_lease_serves_no_daemon() -> None:
     async def test(world: World) -> None:
         await world.expire(world.servers[0])
         daemon = Daemon(world, "host-a")
-        refused = await daemon.call("POST", "work", json={"session": "s1"})
+        refused = await daemon.send()
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
     run(test)
@@ -417,7 +450,7 @@ def test_move_goes_to_the_host_with_most_free_memory_that_answers() -> None:
             "db-0": ["host-b", "host-c"],
             "big": ["host-b"],
         }
-        assert await second.work() == {"impacts": [], "cancel": []}
+        assert await second.work() == NOTHING
 
     run(test)
 

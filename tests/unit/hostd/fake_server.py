@@ -1,4 +1,4 @@
-"""The routes of a server for a daemon, with a state that tests change."""
+"""The route of a server for a daemon, with a state that tests change."""
 
 import asyncio
 import json
@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from forewarn.hostd.connection import parse_servers
-from forewarn.hostd.control import Session
+from forewarn.hostd.control import ControlLoop
 from forewarn.hostd.inventory import Inventory, ListedVm, Report
 from forewarn.hostd.settings import HostToken
-from forewarn.hostd.worker import Worker
+from forewarn.hostd.upstream import Upstream, parse_servers
+from forewarn.hostd.worker import ImpactRunner
 from forewarn.platform.base import ImpactRequest, ImpactResult, Platform
 from tests.builders import guid
 from tests.unit.hostd.http_server import HttpServer, Request, serving
@@ -20,7 +20,11 @@ LOOK_SECONDS = 0.005
 
 
 class FakeServer:
-    """`wanted` are the impacts to hand out; `refusal` answers every call instead."""
+    """`wanted` are the impacts to hand out; `refusal` answers every call instead.
+
+    A result for a wanted impact is recorded, unless `is_recording` is False, and the impact is
+    then cancelled, unless its VM boots.
+    """
 
     def __init__(self) -> None:
         self.http: HttpServer | None = None
@@ -30,10 +34,10 @@ class FakeServer:
         self.results: list[dict[str, Any]] = []
         self.running: list[dict[str, Any]] = []
         self.polls = 0
-        self.sessions_ended: list[str] = []
+        self.sessions_ended = 0
         self.refusal: tuple[int, Any] | None = None
         self.inventory_refusal: tuple[int, Any] | None = None
-        self.is_accepting = True
+        self.is_recording = self.is_merging = True
 
     @property
     def url(self) -> str:
@@ -62,51 +66,52 @@ class FakeServer:
         if self.refusal is not None:
             return self.refusal
         assert request.headers["authorization"] == f"Bearer {TOKEN.text}"
-        path, _, query = request.path.partition("?")
-        assert path.startswith("/api/v1/hosts/host-a/")
-        body = json.loads(request.body) if request.body else {}
-        verb = f"{request.method} {path.rpartition('/')[2]}"
-        routes: dict[str, Callable[..., Any]] = {
-            "PUT inventory": self._inventory,
-            "POST work": self._work,
-            "POST results": self._results,
-        }
-        if verb == "DELETE session":
-            self.sessions_ended.append(query)
-            return 200, {}
+        assert (request.method, request.path) == ("POST", "/api/v1/hosts/host-a/work")
+        body = json.loads(request.body)
         assert body.pop("session") == "session-1"
-        answer: tuple[int, Any] = await routes[verb](body)
-        return answer
-
-    async def _inventory(self, body: dict[str, Any]) -> tuple[int, Any]:
-        if self.inventory_refusal is not None:
-            return self.inventory_refusal
-        self.inventories.append(body)
-        return 200, {"vms": len(body["vms"])}
-
-    async def _work(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if body.get("is_leaving"):
+            self.sessions_ended += 1
+        if "inventory" in body:
+            if self.inventory_refusal is not None:
+                return self.inventory_refusal
+            self.inventories.append(body["inventory"])
         self.polls += 1
-        self.running = body["running"]
-        running = {(one["event_id"], one["vm"]): one["tries"] for one in body["running"]}
-        for _ in range(1 + int(body["wait_seconds"] / LOOK_SECONDS)):
+        self.running = body.get("running", [])
+        for one in self.running:
+            self._record(one)
+        seconds = 5 if body.get("wait") else 0
+        return 200, await self._work(seconds) | {"is_merged": self.is_merging}
+
+    def _record(self, one: dict[str, Any]) -> None:
+        """Every result that is new, or repeated with other `tries`."""
+        key = one["event_id"], one["vm"]
+        result = one.get("result")
+        if result is None or one in self.results:
+            return
+        self.results.append(one)
+        if self.is_recording:
+            self.wanted.pop(key, None)
+            if result.get("is_back", True):
+                self.cancelled.append(key)
+
+    async def _work(self, wait_seconds: float) -> dict[str, Any]:
+        running = {(one["event_id"], one["vm"]): one["tries"] for one in self.running}
+        poll = self.polls
+        for _ in range(1 + int(wait_seconds / LOOK_SECONDS)):
+            if self.polls != poll:
+                break  # the daemon has abandoned this one
             new = [
                 impact for key, impact in self.wanted.items() if running.get(key) != impact["tries"]
             ]
-            cancel = [key for key in self.cancelled if key in running]
+            cancel = [
+                {"event_id": key[0], "vm": key[1], "tries": running[key]}
+                for key in self.cancelled
+                if key in running
+            ]
             if new or cancel:
-                return 200, {
-                    "impacts": new,
-                    "cancel": [{"event_id": event, "vm": vm} for event, vm in cancel],
-                }
+                return {"impacts": new, "cancel": cancel}
             await asyncio.sleep(LOOK_SECONDS)
-        return 200, {"impacts": [], "cancel": []}
-
-    async def _results(self, body: dict[str, Any]) -> tuple[int, Any]:
-        (result,) = body["results"]
-        self.results.append(result)
-        if self.is_accepting:
-            self.wanted.pop((result["event_id"], result["vm"]), None)
-        return 200, {"accepted": int(self.is_accepting)}
+        return {"impacts": [], "cancel": []}
 
 
 class FakePlatform:
@@ -162,22 +167,16 @@ class Daemon:
         self.platform = FakePlatform()
         self.source = FakeSource("web-0")
         self.inventory = Inventory(self.source, 3600)
-        self.worker = Worker(platform or self.platform, impacts_max=2, shortage_seconds=0)
-        addresses = parse_servers([server.url for server in servers], None)
-        self.session = Session(
-            addresses,
-            "host-a",
-            TOKEN,
-            self.inventory,
-            self.worker,
-            "session-1",
-            lambda failures, servers: LOOK_SECONDS,
+        self.runner = ImpactRunner(platform or self.platform, impacts_max=2, shortage_seconds=0)
+        upstream = Upstream(parse_servers([server.url for server in servers], None))
+        self.control = ControlLoop(
+            upstream, "host-a", TOKEN, self.inventory, self.runner, "session-1", LOOK_SECONDS
         )
 
 
 @asynccontextmanager
 async def running(daemon: Daemon) -> AsyncIterator[list[asyncio.Task[None]]]:
-    async with running_together(daemon.inventory.run(), daemon.session.run()) as tasks:
+    async with running_together(daemon.inventory.run(), daemon.control.run()) as tasks:
         yield tasks
 
 

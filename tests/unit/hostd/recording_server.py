@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
-from forewarn.hostd.connection import ServerAddress, parse_servers
+from forewarn.hostd.upstream import ServerAddress, parse_servers
 
 Answer = Callable[[bytes], Awaitable[bytes]]
 DOCUMENT = b'{"DocumentIncarnation":7,"Events":[]}'

@@ -9,10 +9,9 @@ from typing import Any, Self, TypeVar
 
 import uvloop
 
-from forewarn.hostd.connection import ServerAddress
 from forewarn.hostd.ports import BridgePorts, Peer
 from forewarn.hostd.relay import LIMITS, Relay, RelayPolicy, Signer
-from forewarn.hostd.upstream import Upstream
+from forewarn.hostd.upstream import ServerAddress, Upstream
 from forewarn.option_kind import Address
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Listener

@@ -1,25 +1,28 @@
-"""Impacts that a server hands out: run once, reported until accepted, cancelled when unwanted."""
+"""Impacts that a server hands out: run once, reported until recorded, cancelled when unwanted."""
 
 import asyncio
 import errno
+from typing import Any
+
+import msgspec
 
 from forewarn.core.event import Cause, EventType
+from forewarn.core.fleet import Vm
 from forewarn.errors import ImpactFailed
-from forewarn.hostd.worker import ServerVm, WantedImpact
+from forewarn.hostd.control import ReceivedImpact, ReceivedVm
+from forewarn.hostd.worker import ImpactRunner
 from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.platform.remote import Work, WorkRequest
+from forewarn.web.control.routes.hostd import BODY_BYTES_MAX
 from tests.builders import guid
 from tests.unit.hostd.fake_server import Daemon, fake_server, running, until
 from tests.unit.hostd.http_server import in_loop
 
-DONE = {
-    "event_id": guid(1),
-    "vm": "web-0",
-    "tries": 1,
-    "problem": "",
-    "detail": "",
-    "host": "",
-    "is_back": True,
-}
+RUNNING = {"event_id": guid(1), "vm": "web-0", "tries": 1}
+
+
+def ended(tries: int = 1, **result: Any) -> dict[str, Any]:
+    return RUNNING | {"tries": tries, "result": result}
 
 
 @in_loop
@@ -29,16 +32,16 @@ async def test_an_impact_is_carried_out_and_reported() -> None:
         async with running(daemon):
             server.want()
             await until(lambda: server.running)
-            assert server.running == [{"event_id": guid(1), "vm": "web-0", "tries": 1}]
+            assert server.running == [RUNNING]
             daemon.platform.outcomes.put_nowait(ImpactResult(host="host-b", detail="moved"))
             await until(lambda: server.results)
-        vm = ServerVm(name="web-0", id=guid(5).lower(), host="host-a")
+        vm = ReceivedVm(name="web-0", id=guid(5).lower(), host="host-a")
         assert daemon.platform.started == [
-            WantedImpact(
+            ReceivedImpact(
                 guid(1), "web", vm, EventType.REBOOT, Cause.RESTART, 1, targets=("host-b",)
             )
         ]
-        assert server.results == [DONE | {"host": "host-b", "detail": "moved"}]
+        assert server.results == [ended(host="host-b", detail="moved")]
 
 
 @in_loop
@@ -49,7 +52,7 @@ async def test_a_failure_is_reported_with_its_output() -> None:
             server.want()
             daemon.platform.outcomes.put_nowait(ImpactFailed("exited with 3", output="why"))
             await until(lambda: server.results)
-        assert server.results == [DONE | {"problem": "exited with 3", "detail": "why"}]
+        assert server.results == [ended(problem="exited with 3", detail="why")]
 
 
 @in_loop
@@ -67,21 +70,21 @@ async def test_an_impact_is_attached_to_the_running_call_at_the_next_server() ->
             daemon.platform.outcomes.put_nowait(ImpactResult())
             await until(lambda: second.results)
         assert len(daemon.platform.started) == 1
-        assert second.results == [DONE | {"tries": 2}]
+        assert second.results == [ended(2)]
 
 
 @in_loop
-async def test_a_result_is_kept_until_it_is_accepted() -> None:
+async def test_a_result_is_kept_until_it_is_recorded() -> None:
     """A server that takes over does not know the impact before it has claimed it."""
     async with fake_server() as server:
         daemon = Daemon(server)
         async with running(daemon):
             server.want()
             await until(lambda: daemon.platform.started)
-            server.is_accepting = False
+            server.is_recording = False
             daemon.platform.outcomes.put_nowait(ImpactResult())
             await until(lambda: server.results)
-            server.is_accepting = True
+            server.is_recording = True
             server.want(tries=2)
             await until(lambda: len(server.results) == 2)
             server.want("web-1", event=2)
@@ -100,7 +103,92 @@ async def test_a_result_is_sent_again_after_a_lost_answer() -> None:
             first.refusal = 503, {"error": "store_lost", "message": "the store is lost"}
             daemon.platform.outcomes.put_nowait(ImpactResult())
             await until(lambda: second.results)
-        assert second.results == [DONE]
+        assert second.results == [ended()]
+
+
+@in_loop
+async def test_a_failure_is_the_result_of_one_try_only() -> None:
+    """It was recorded, and the response was lost with the server; the next try must run."""
+    async with fake_server() as server:
+        daemon = Daemon(server)
+        async with running(daemon):
+            server.want()
+            await until(lambda: daemon.platform.started)
+            server.is_recording = False
+            daemon.platform.outcomes.put_nowait(ImpactFailed("no"))
+            await until(lambda: server.results)
+            server.is_recording = True
+            server.want(tries=2)
+            await until(lambda: len(daemon.platform.started) == 2)
+            daemon.platform.outcomes.put_nowait(ImpactResult())
+            await until(lambda: len(server.results) == 2)
+        assert server.results == [ended(problem="no"), ended(2)]
+        assert [request.tries for request in daemon.platform.started] == [1, 2]
+
+
+@in_loop
+async def test_third_impact_of_a_vm_waits_for_the_first_one_too() -> None:
+    """The second one, which waited for the first, may be cancelled before it has begun."""
+    active, most, go = 0, 0, asyncio.Event()
+
+    class Slow:
+        async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+            nonlocal active, most
+            active += 1
+            most = max(most, active)
+            try:
+                await asyncio.Event().wait() if request.tries < 3 else None
+            finally:
+                await go.wait()
+                active -= 1
+            return ImpactResult()
+
+    async with fake_server() as server:
+        daemon = Daemon(server, platform=Slow())
+        async with running(daemon):
+            for tries in (1, 2, 3):
+                server.cancelled.clear()
+                server.want(event=tries, tries=tries)
+                await until(lambda: server.running)
+                if tries < 3:
+                    server.wanted.clear()
+                    server.cancelled.append((guid(tries), "web-0"))
+                    await until(lambda: not daemon.runner.running())
+            go.set()
+            await until(lambda: server.results)
+        assert most == 1
+
+
+@in_loop
+async def test_a_host_that_another_daemon_has_taken_gets_no_more_steps() -> None:
+    """This one was stopped for a while; the other acts on the same VMs now."""
+    async with fake_server() as server:
+        daemon = Daemon(server)
+        async with running(daemon):
+            server.want()
+            await until(lambda: server.running)
+            server.refusal = 409, {"error": "host_taken", "message": "another daemon is connected"}
+            await until(lambda: daemon.platform.cancelled)
+            assert daemon.runner.running() == []
+
+
+@in_loop
+async def test_results_of_many_vms_fit_into_one_request() -> None:
+    """Else the server would refuse every request from then on."""
+    runner = ImpactRunner(Loud(), impacts_max=2000)
+    requests = [
+        ImpactRequest(guid(n), "web", Vm(name=f"vm-{n}"), EventType.REBOOT, Cause.RESTART, 1)
+        for n in range(2000)
+    ]
+    runner.apply(Work(tuple(requests)))
+    await until(lambda: all(each.result for each in runner.running()))
+    body = msgspec.json.encode(WorkRequest("s", runner.running()))
+    assert len(body) < BODY_BYTES_MAX
+
+
+class Loud:
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        raise ImpactFailed("\0" * 1000, output="\0" * 3000)
 
 
 @in_loop
@@ -143,7 +231,7 @@ async def cancel_then_start(next_event: int) -> None:
                     await asyncio.Event().wait() if request.tries == 1 else None
                 finally:
                     if request.tries == 1:
-                        await until(daemon.worker.running)  # the second one is there
+                        await until(daemon.runner.running)  # the second one is there
                     order.append(f"end {request.tries}")
                 return ImpactResult()
 
@@ -153,12 +241,12 @@ async def cancel_then_start(next_event: int) -> None:
             await until(lambda: server.running)
             server.wanted.clear()
             server.cancelled.append((guid(1), "web-0"))
-            await until(lambda: not daemon.worker.running())
+            await until(lambda: not daemon.runner.running())
             server.cancelled.clear()
             server.want(event=next_event, tries=2)
             await until(lambda: server.results)
         assert order == ["start 1", "end 1", "start 2", "end 2"]
-        assert server.results == [DONE | {"event_id": guid(next_event), "tries": 2}]
+        assert server.results == [ended(2) | {"event_id": guid(next_event)}]
 
 
 @in_loop
@@ -170,10 +258,11 @@ async def test_a_restarted_vm_is_watched_until_it_is_back() -> None:
             await until(lambda: daemon.platform.started)
             daemon.platform.outcomes.put_nowait(ImpactResult(host="host-b", is_back=False))
             await until(lambda: daemon.platform.watched)
-            assert daemon.worker.running() == []
+            await until(lambda: server.results)
+            assert len(daemon.runner.running()) == 1
             daemon.platform.back.set()
             await until(lambda: len(server.results) == 2)
-        assert server.results == [DONE | {"host": "host-b", "is_back": False}, DONE]
+        assert server.results == [ended(host="host-b", is_back=False), ended(host="host-b")]
         assert daemon.platform.watched[0].vm.host == "host-b"
 
 
@@ -212,4 +301,4 @@ async def test_a_shortage_is_not_a_failure() -> None:
             daemon.platform.outcomes.put_nowait(OSError(errno.EMFILE, "Too many open files"))
             daemon.platform.outcomes.put_nowait(ImpactResult())
             await until(lambda: server.results)
-        assert server.results == [DONE]
+        assert server.results == [ended()]

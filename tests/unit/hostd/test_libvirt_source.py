@@ -9,7 +9,6 @@ from typing import Any
 import libvirt
 import pytest
 
-from forewarn.core.fleet import Power
 from forewarn.hostd.inventory import Inventory, ListedVm
 from forewarn.hostd.libvirt_source import LibvirtSource
 from forewarn.platform.libvirt.connection import LibvirtHosts
@@ -48,7 +47,7 @@ async def test_domains_are_reported_as_their_events_come(tmp_path: Path) -> None
             name="web-1",
             id=guid(2).lower(),
             mac="52:54:00:00:00:02",
-            power=Power.STOPPED,
+            power="stopped",
             memory_bytes=64 << 20,
             scope="web",
         )

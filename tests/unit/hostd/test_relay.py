@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 
 from forewarn.errors import Unavailable
-from forewarn.hostd.connection import ServerAddress
 from forewarn.hostd.relay import Relay
+from forewarn.hostd.upstream import ServerAddress
 from forewarn.web.http.admission import Limits
 from tests.unit.hostd.recording_server import DOCUMENT, RecordingServer, response
 from tests.unit.hostd.relay_world import KEY, RelayWorld, until

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from forewarn.errors import Unavailable
-from forewarn.hostd.connection import ServerAddress, ServerLost
-from forewarn.hostd.upstream import Request, Upstream
+from forewarn.hostd.upstream import Request, ServerAddress, ServerLost, Upstream
 from tests.unit.hostd.recording_server import DOCUMENT, RecordingServer, response
 
 GET = Request("GET", b"/metadata/scheduledevents", [(b"host", b"h")])
