@@ -5,6 +5,7 @@ import heapq
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from datetime import datetime, timedelta
+from typing import Any
 
 from forewarn.engine.clock import Clock
 
@@ -69,37 +70,33 @@ class VirtualClock:
                 await self.advance(timedelta(seconds=passed))
 
 
-class Scheduler:
+class Scheduler(asyncio.TaskGroup):
     """Runs actions at times of a clock, each in its own task, inside `async with`.
 
     At the end, the rest is cancelled. An action that raises ends everything.
     """
 
     def __init__(self, clock: Clock) -> None:
+        super().__init__()
         self._clock = clock
-        self._group = asyncio.TaskGroup()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._started: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> "Scheduler":
-        await self._group.__aenter__()
-        return self
-
-    async def __aexit__(self, *raised: object) -> None:
+    async def __aexit__(self, *raised: Any) -> None:
         await self.cancel()
         try:
-            await self._group.__aexit__(*raised)  # type: ignore[arg-type]
+            await super().__aexit__(*raised)
         except BaseExceptionGroup as group:  # the first error caused the others
             raise group.exceptions[0] from group
 
     async def cancel(self) -> None:
-        for task in self._tasks:
+        for task in self._started:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._started, return_exceptions=True)
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = self._group.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self.create_task(work)
+        self._started.add(task)
+        task.add_done_callback(self._started.discard)
         return task
 
     def run_at(self, time: datetime, action: Callable[[], Awaitable[object]]) -> asyncio.Task[None]:

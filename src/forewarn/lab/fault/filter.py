@@ -135,13 +135,12 @@ class FaultFilter:
         return response.with_header(*_etag(shown.number)).with_body(msgspec.json.encode(shown))
 
     def _record(self, exchange: "Exchange", response: FaultyResponse) -> None:
-        _, path = metadata_request.split(exchange.scope["path"])
         query = exchange.scope["query_string"].decode("latin-1")
         self.transcript.add(
             TranscriptKind.REQUEST,
             vm=exchange.call.vm,
             method=exchange.call.method,
-            path=f"{path}?{query}" if query else path,
+            path=f"{exchange.path}?{query}" if query else exchange.path,
             status=response.status if response.ending is Ending.WHOLE else 0,
             request_body=decode_body(exchange.body),
             response_body=decode_body(response.body),
@@ -153,8 +152,8 @@ class Exchange:
     """One request, and the faults that have affected it so far."""
 
     def __init__(self, scope: Message, receive: Receive, sleep: Sleep, vm: str) -> None:
-        _, path = metadata_request.split(scope["path"])
-        is_events = metadata_request.normalize(path) == metadata_request.EVENTS
+        _, self.path = metadata_request.split(scope["path"])
+        is_events = metadata_request.normalize(self.path) == metadata_request.EVENTS
         self.scope = scope
         self.call = Call(vm, scope["method"], is_document=is_events and scope["method"] == "GET")
         self.sleep = sleep

@@ -56,7 +56,9 @@ class DocumentView:
         for each in faults:
             events = self._change_events(events, each.fault, now)
         document = ShownDocument(self._choose_number(real, events), events)
-        self._remember(document, real.number)
+        if document != before:
+            self.shown.append(document)
+        self.real_number = real.number
         for each in faults:
             match each.fault:
                 case Stale(by=None):
@@ -99,11 +101,6 @@ class DocumentView:
         if events == last.events and (events != real.events or real.number <= last.number):
             return last.number
         return max(real.number, last.number + 1)
-
-    def _remember(self, document: ShownDocument, real_number: int) -> None:
-        if not self.shown or self.shown[-1] != document:
-            self.shown.append(document)
-        self.real_number = real_number
 
     def _renumber(self, fault: ActiveFault, number: int) -> int:
         numbers = self._renumbered.setdefault(fault, {})

@@ -57,11 +57,10 @@ async def _read_lines(output: asyncio.StreamReader, write: Callable[[str], None]
     rest = b""
     while chunk := await output.read(LINE_BYTES_MAX):
         *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > LINE_BYTES_MAX:
+            lines, rest = [*lines, rest], b""
         for line in lines:
             write(_decode(line))
-        if len(rest) > LINE_BYTES_MAX:
-            write(_decode(rest))
-            rest = b""
     if rest:
         write(_decode(rest))
 

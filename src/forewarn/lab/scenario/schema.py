@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from importlib import resources
-from importlib.resources.abc import Traversable
 from typing import Annotated, Any
 
 import msgspec
@@ -35,6 +34,7 @@ UNTIL_MAX = timedelta(days=366)
 START_YEARS = range(1971, 8991)
 START = datetime(2030, 1, 1, tzinfo=UTC)
 NEVER = "never"
+LIBRARY = resources.files(__package__) / "library"
 
 DurationOrNever = Annotated[
     str, Meta(pattern=rf"^(never|{PATTERN})$(?!\n)", description=f"{EXPECTED}, or never")
@@ -123,7 +123,7 @@ def parse_scenario(text: bytes, source: str) -> Scenario:
 
 def list_library() -> tuple[str, ...]:
     """Return the names of the scenarios that come with the package."""
-    files = (file.name for file in _library().iterdir())
+    files = (file.name for file in LIBRARY.iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
 
 
@@ -134,11 +134,7 @@ def load_from_library(name: str) -> Scenario:
             f" {', '.join(list_library())}",
             scenario=name,
         )
-    return parse_scenario((_library() / f"{name}.yaml").read_bytes(), f"{name}.yaml")
-
-
-def _library() -> Traversable:
-    return resources.files(__package__) / "library"
+    return parse_scenario((LIBRARY / f"{name}.yaml").read_bytes(), f"{name}.yaml")
 
 
 def _build(file: ScenarioFile) -> Scenario:
