@@ -3,7 +3,6 @@
 Sends nothing that could approve an event unless `may_approve`.
 """
 
-import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,15 +13,13 @@ from forewarn.client.http1 import Endpoint, encode
 from forewarn.conformance.check import expect
 from forewarn.conformance.expectation import PolledDocument, ResponseTest, a_document
 from forewarn.conformance.raw_http import (
-    METADATA,
     TIMEOUT_SECONDS,
-    TREE,
-    Headers,
     RateLimited,
     RawConnection,
     RawResponse,
     Request,
     SessionClock,
+    instance_text,
 )
 from forewarn.conformance.spec import EVENTS, NEWEST
 
@@ -30,7 +27,6 @@ TRIES_MAX = 10
 PAUSE_SECONDS = 1.0
 PAUSES_MAX = 600
 """After a 429, in one session: the real endpoint allows five requests a second."""
-TEXT = "format=text"
 
 
 def parse_endpoint(url: str) -> Endpoint:
@@ -98,28 +94,12 @@ class EndpointCalls:
     def document(self, version: str = NEWEST, *, vm: str = "") -> PolledDocument:
         return a_document(self.send(Request(version=version, vm=vm)))
 
-    def instance(self, path: str = "", *, query: str = "", vm: str = "") -> RawResponse:
-        return self.send(TREE._replace(path=TREE.path + path, query=query, vm=vm))
-
     @cached_property
     def vm(self) -> str:
         """The name of the VM that we call as, as in Resources and the instance tree."""
         if self.names:
             return self.names[0]
-        response = self.instance("/compute/name", query=TEXT)
+        response = self.send(instance_text("/compute/name"))
         is_name = response.status == 200 and response.body
         expect(is_name, "the name of the calling VM", response)
         return response.body.decode("latin-1")
-
-
-def post(
-    body: bytes, version: str | None = NEWEST, headers: Headers = METADATA, vm: str = ""
-) -> Request:
-    headers = {**headers, "Content-Length": str(len(body))}
-    return Request(version=version, headers=headers, vm=vm, method="POST", body=body)
-
-
-def approval(*event_ids: str, **extra: object) -> bytes:
-    """The body of a POST that approves these events."""
-    requests = [{"EventId": event_id} for event_id in event_ids]
-    return json.dumps({**extra, "StartRequests": requests}).encode()

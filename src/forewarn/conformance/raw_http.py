@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 
 from forewarn.client.errors import EndpointError
 from forewarn.client.http1 import BODY_BYTES_MAX, READ_BYTES, Endpoint, Reader
+from forewarn.conformance import spec
 from forewarn.conformance.check import Failed, expect, fail
-from forewarn.conformance.spec import EVENTS, INSTANCE, INSTANCE_VERSION, NEWEST, VERSIONS_PATH
 
 TIMEOUT_SECONDS = 10.0
 """For a response. Only the very first one may take longer: see `session.py`."""
@@ -30,8 +30,8 @@ class SessionClock(NamedTuple):
 class Request(NamedTuple):
     """By default a poll. `vm` is the VM to call as, if not the first of the session."""
 
-    path: str = EVENTS
-    version: str | None = NEWEST
+    path: str = spec.EVENTS
+    version: str | None = spec.NEWEST
     headers: Headers = METADATA
     query: str = ""
     vm: str = ""
@@ -40,8 +40,26 @@ class Request(NamedTuple):
     http: str = "1.1"
 
 
-TREE = Request(INSTANCE, INSTANCE_VERSION)
-VERSION_LIST = Request(VERSIONS_PATH, None)
+TREE = Request(spec.INSTANCE, spec.INSTANCE_VERSION)
+VERSION_LIST = Request(spec.VERSIONS_PATH, None)
+
+
+def instance_text(path: str, vm: str = "") -> Request:
+    """A part of the instance tree as plain text, as shell scripts read it."""
+    return TREE._replace(path=TREE.path + path, query=spec.TEXT, vm=vm)
+
+
+def post(
+    body: bytes, version: str | None = spec.NEWEST, headers: Headers = METADATA, vm: str = ""
+) -> Request:
+    headers = {**headers, "Content-Length": str(len(body))}
+    return Request(version=version, headers=headers, vm=vm, method="POST", body=body)
+
+
+def approval(*event_ids: str, **extra: object) -> bytes:
+    """The body of a POST that approves these events."""
+    requests = [{"EventId": event_id} for event_id in event_ids]
+    return json.dumps({**extra, "StartRequests": requests}).encode()
 
 
 class JsonObject(dict[str, Any]):

@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-from forewarn.conformance.calls import EndpointCalls, approval, post
+from forewarn.conformance.calls import EndpointCalls
 from forewarn.conformance.check import Check, Failed, Need, NotRun, expect
 from forewarn.conformance.expectation import PolledDocument, status
-from forewarn.conformance.raw_http import JsonObject, Request
+from forewarn.conformance.raw_http import JsonObject, Request, approval, post
 from forewarn.conformance.spec import NEWEST
 from forewarn.errors import AlreadyPending, Error, NotFound, Unavailable, UnknownVm, WrongStatus
 

@@ -6,6 +6,8 @@ EVENTS = "/metadata/scheduledevents"
 INSTANCE = "/metadata/instance"
 VERSIONS_PATH = "/metadata/versions"
 JSON = "application/json"
+TEXT = "format=text"
+"""A query of the instance tree (8.1)."""
 
 # fmt: off
 VERSIONS = (

@@ -6,11 +6,10 @@ VM as little as possible.
 
 import json
 
-from forewarn.conformance.calls import approval, post
 from forewarn.conformance.check import MUST, SHOULD, Body, Need, check, expect, expect_equal, rule
 from forewarn.conformance.checks.request import post_after_continue
 from forewarn.conformance.expectation import a_rejection, an_error, gives, sends, status
-from forewarn.conformance.raw_http import METADATA, Headers, RawResponse, Request
+from forewarn.conformance.raw_http import METADATA, Headers, RawResponse, Request, approval, post
 from forewarn.conformance.session import Session
 from forewarn.conformance.spec import JSON, NEWEST, OLDEST, VERSIONS, fields
 

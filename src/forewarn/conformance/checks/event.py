@@ -6,9 +6,8 @@ from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
 from typing import Any
 
-from forewarn.conformance.calls import TEXT
 from forewarn.conformance.check import MUST, SHOULD, Body, Need, check, expect, expect_equal, rule
-from forewarn.conformance.raw_http import JsonObject, is_list_of
+from forewarn.conformance.raw_http import JsonObject, instance_text, is_list_of
 from forewarn.conformance.session import Session
 from forewarn.conformance.spec import HTTP_DATE, NEWEST, OLDEST, TYPES, VERSIONS, fields
 
@@ -134,7 +133,7 @@ def _resources(events: Iterable[JsonObject]) -> dict[str, Any]:
 def event_resources_match_the_instance_name(session: Session) -> None:
     """drainsafe compares the raw text of /instance/compute/name with Resources, not a hostname."""
     resources = session.create_shown()["Resources"]
-    name = session.instance("/compute/name", query=TEXT).body.decode("latin-1")
+    name = session.send(instance_text("/compute/name")).body.decode("latin-1")
     expect_equal("Resources", resources, [name])
 
 

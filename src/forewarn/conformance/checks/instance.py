@@ -3,17 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
-from forewarn.conformance.calls import TEXT
 from forewarn.conformance.check import MUST, SHOULD, NotRun, check, expect, expect_equal, rule
 from forewarn.conformance.checks.request import UNKNOWN_ELEMENT
 from forewarn.conformance.checks.version import DATE, newest_versions
 from forewarn.conformance.expectation import gives, media_type, sends, status
-from forewarn.conformance.raw_http import TREE, VERSION_LIST, JsonObject, is_list_of
+from forewarn.conformance.raw_http import TREE, VERSION_LIST, JsonObject, instance_text, is_list_of
 from forewarn.conformance.session import Session
 from forewarn.conformance.spec import COMPUTE_ALWAYS, COMPUTE_LATER, INSTANCE_VERSION_OLD, JSON
 
-NAME = TREE._replace(path=f"{TREE.path}/compute/name")
-NAME_AS_TEXT = NAME._replace(query=TEXT)
+NAME_AS_TEXT = instance_text("/compute/name")
+NAME = NAME_AS_TEXT._replace(query="")
 WITHOUT_VERSION = TREE._replace(version=None)
 
 
@@ -123,7 +122,8 @@ def instance_path_can_be_walked(session: Session) -> None:
     tree = _tree(session)
     parts = {"/compute": tree["compute"], "/network/interface": tree["network"]["interface"]}
     for path, part in parts.items():
-        expect_equal(f"{path} to be as in the whole tree,", session.instance(path).json(), part)
+        actual = session.send(TREE._replace(path=TREE.path + path)).json()
+        expect_equal(f"{path} to be as in the whole tree,", actual, part)
 
 
 @check(MUST, "PROTOCOL 8.1: route walking by number")
@@ -134,7 +134,7 @@ def instance_path_can_be_walked_by_index(session: Session) -> None:
     if not addresses:
         raise NotRun("the VM has no address in the instance tree")
     for path, value in addresses:
-        text = session.instance(path, query=TEXT).body
+        text = session.send(instance_text(path)).body
         expect_equal(f"{path} as text to be", text, str(value).encode())
 
 
@@ -144,7 +144,7 @@ def instance_node_as_text_names_its_children(session: Session) -> None:
     compute = _tree(session)["compute"]
     wanted = sorted(f"{name}{'' if isinstance(compute[name], str) else '/'}" for name in compute)
     for path, children in (("/compute", wanted), ("", ["compute/", "network/"])):
-        names = sorted(session.instance(path, query=TEXT).body.decode().split())
+        names = sorted(session.send(instance_text(path)).body.decode().split())
         expect_equal(f"the children of {path or '/'} to be", names, children)
 
 

@@ -1,9 +1,8 @@
 """The life of an event, and which VMs see it."""
 
-from forewarn.conformance.calls import TEXT
 from forewarn.conformance.check import MUST, SHOULD, Need, check, expect, expect_equal, rule
 from forewarn.conformance.expectation import PolledDocument, gives
-from forewarn.conformance.raw_http import Request
+from forewarn.conformance.raw_http import Request, instance_text
 from forewarn.conformance.session import Session
 
 QUIET_SECONDS = 0.2
@@ -20,7 +19,7 @@ def scope_unknown_vm_is_403() -> None:
 def scope_member_reads_its_own_name(session: Session) -> None:
     """Clients learn from the instance tree whether an event is about themselves."""
     for vm in session.names:
-        name = session.instance("/compute/name", query=TEXT, vm=vm).body
+        name = session.send(instance_text("/compute/name", vm)).body
         expect_equal("its own name as text to be", name, vm.encode())
 
 

@@ -1,6 +1,5 @@
 """Requests: paths, methods, headers, connections, and what errors look like."""
 
-from forewarn.conformance.calls import TEXT, post
 from forewarn.conformance.check import MUST, SHOULD, Need, check, expect, expect_equal, rule
 from forewarn.conformance.expectation import (
     a_document,
@@ -13,9 +12,9 @@ from forewarn.conformance.expectation import (
     served,
     status,
 )
-from forewarn.conformance.raw_http import METADATA, TREE, VERSION_LIST, RawResponse, Request
+from forewarn.conformance.raw_http import METADATA, TREE, VERSION_LIST, RawResponse, Request, post
 from forewarn.conformance.session import Session
-from forewarn.conformance.spec import EVENTS, JSON, NO_HEADER, OLDEST, VERSIONS
+from forewarn.conformance.spec import EVENTS, JSON, NO_HEADER, OLDEST, TEXT, VERSIONS
 
 PIECE_SECONDS = 0.05
 CONTINUE_SECONDS_MAX = 2.0

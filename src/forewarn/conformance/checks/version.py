@@ -2,12 +2,11 @@
 
 import re
 
-from forewarn.conformance.calls import TEXT
 from forewarn.conformance.check import MUST, SHOULD, check, expect, expect_equal, fail, rule
 from forewarn.conformance.expectation import a_rejection, gives, sends, served
 from forewarn.conformance.raw_http import RawResponse, Request
 from forewarn.conformance.session import Session
-from forewarn.conformance.spec import BAD_VERSION, NEWEST, VERSIONS
+from forewarn.conformance.spec import BAD_VERSION, NEWEST, TEXT, VERSIONS
 
 DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 NEWEST_COUNT = 3

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from forewarn.client.models import Document
-from forewarn.client.models import Event as ShownEvent
+from forewarn.client import models
 from forewarn.core.event import Event, EventType, Status
 from forewarn.duration import format_duration, parse_duration
 from forewarn.engine.board import PublishedScope
@@ -72,7 +71,7 @@ class Sighting(NamedTuple):
 
     at: datetime
     vm: str
-    event: ShownEvent
+    event: models.Event
 
 
 class Observation(NamedTuple):
@@ -83,7 +82,7 @@ class Observation(NamedTuple):
 
     entry: TranscriptEntry
     event: TrackedEvent | None
-    document: Document | None
+    document: models.Document | None
     approvals: tuple[ObservedApproval, ...]
 
 
@@ -149,7 +148,7 @@ class Timeline:
             is_silent=entry.what == "executed-silently",
         )
 
-    def _add_sightings(self, entry: TranscriptEntry, document: Document) -> None:
+    def _add_sightings(self, entry: TranscriptEntry, document: models.Document) -> None:
         for event in document.events:
             shown = (event.type, event.status, event.source)
             if self._shown.get((entry.vm, event.key)) != shown:
