@@ -80,9 +80,15 @@ class Listener:
                 "ssl_handshake_timeout": HANDSHAKE_SECONDS_MAX,
                 "ssl_shutdown_timeout": SHUTDOWN_SECONDS_MAX,
             }
-        self._server = await asyncio.get_running_loop().create_server(
-            connector, sock=listening, backlog=BACKLOG, **tls
+        server = await asyncio.get_running_loop().create_server(
+            connector, sock=listening, backlog=BACKLOG, start_serving=False, **tls
         )
+        try:
+            await server.start_serving()
+        except asyncio.CancelledError:  # nobody stops a listener that has not started
+            server.close()
+            raise
+        self._server = server
         self._ticking = asyncio.create_task(self._run())
 
     async def wait(self) -> None:

@@ -100,6 +100,23 @@ def test_listener_installs_no_signal_handlers() -> None:
     asyncio.run(main())
 
 
+def test_listener_whose_start_is_cancelled_does_not_listen() -> None:
+    """Nobody stops a listener that has not started, as when the lab's time limit has passed."""
+
+    async def main() -> None:
+        one = listener()
+        starting = asyncio.create_task(one.start())
+        await asyncio.sleep(0)
+        assert one.address.port, "it is bound"
+        starting.cancel()
+        await asyncio.wait([starting])
+        assert starting.cancelled()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*one.address)
+
+    asyncio.run(main())
+
+
 def test_stop_is_idempotent() -> None:
     async def main() -> None:
         one = listener()
