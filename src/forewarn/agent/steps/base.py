@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from datetime import UTC
@@ -85,9 +85,16 @@ def pause(context: StepContext, seconds: float, waiting_for: str) -> None:
         raise StepFailed(f"timed out: {waiting_for}")
 
 
-def combine(failures: Sequence[StepFailed]) -> StepFailed:
-    """Several failures as one."""
-    return StepFailed("; ".join(dict.fromkeys(failure.message for failure in failures)))
+def run_each(attempts: Iterable[Callable[[], object]]) -> None:
+    """A failure does not stop the others; all failures are raised as one."""
+    failures: list[str] = []
+    for attempt in attempts:
+        try:
+            attempt()
+        except StepFailed as failure:
+            failures.append(failure.message)
+    if failures:
+        raise StepFailed("; ".join(dict.fromkeys(failures)))
 
 
 def call_with_timeout(context: StepContext, seconds: float, work: Callable[[], T]) -> T:

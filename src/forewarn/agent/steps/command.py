@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -22,8 +23,8 @@ from forewarn.agent.steps.base import (
     StepContext,
     StepFailed,
     WorkflowPhase,
-    combine,
     event_environment,
+    run_each,
 )
 
 OUTPUT_BYTES_MAX = 4096
@@ -170,22 +171,15 @@ def run_command(command: RunStep, context: StepContext) -> str:
 
 
 def run_all(commands: Sequence[RunStep], context: StepContext) -> None:
-    """Run commands one after the other, each within an even share of the time left.
+    """Run commands one after the other, each within an even share of the time left."""
 
-    A failure does not stop the others; all failures are raised as one.
-    """
-    failures: list[StepFailed] = []
-    for index, command in enumerate(commands):
+    def run(index: int, command: RunStep) -> None:
         if context.stop.is_set():
-            failures.append(StepFailed(f"{command.name} was not run: stopped early"))
-            break
+            raise StepFailed(f"{command.name} was not run: stopped early")
         share = context.seconds_left / (len(commands) - index)
-        try:
-            run_command(command, replace(context, deadline=context.now() + share))
-        except StepFailed as failure:
-            failures.append(failure)
-    if failures:
-        raise combine(failures)
+        run_command(command, replace(context, deadline=context.now() + share))
+
+    run_each(partial(run, index, command) for index, command in enumerate(commands))
 
 
 def _start(command: RunStep, context: StepContext) -> "subprocess.Popen[bytes]":

@@ -6,6 +6,7 @@ import csv
 import re
 import socket
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from forewarn.agent.config_reader import checked, is_text, list_of
@@ -14,8 +15,8 @@ from forewarn.agent.steps.base import (
     StepFailed,
     WorkflowPhase,
     call_with_timeout,
-    combine,
     pause,
+    run_each,
 )
 
 RESPONSE_BYTES_MAX = 16 * 1024 * 1024
@@ -54,32 +55,27 @@ class HaproxyStep:
 
     def run(self, context: StepContext) -> None:
         """A server that fails does not keep the others from being drained."""
-        state = "ready" if context.phase is WorkflowPhase.RECOVER else "drain"
-        failures: list[StepFailed] = []
+        is_recover = context.phase is WorkflowPhase.RECOVER
+        state = "ready" if is_recover else "drain"
         changed: list[str] = []
-        for server in self._resolve_servers(context):
-            try:
-                self._set_state(server, state, context)
-                changed.append(server)
-            except StepFailed as failure:
-                failures.append(failure)
-        if changed and state == "drain" and self.wait:
-            try:
-                self._wait_for_sessions(changed, context)
-            except StepFailed as failure:
-                failures.append(failure)
-        if failures:
-            raise combine(failures)
+        servers = self._resolve_servers(context)
+        attempts = [partial(self._set_state, server, state, context, changed) for server in servers]
+        if self.wait and not is_recover:
+            attempts.append(partial(self._wait_for_sessions, changed, context))
+        run_each(attempts)
 
-    def _set_state(self, server: str, state: str, context: StepContext) -> None:
+    def _set_state(self, server: str, state: str, context: StepContext, changed: list[str]) -> None:
         if not SERVER.fullmatch(server):
             raise StepFailed(f"{server[:60]!r} is not a valid server name for HAProxy")
         response = self._send(f"set server {server} state {state}", context).strip()
         if response:  # HAProxy's response to success is empty
             raise StepFailed(f"HAProxy cannot set {server} to {state}: {response[:300]}")
+        changed.append(server)
 
     def _wait_for_sessions(self, servers: list[str], context: StepContext) -> None:
-        while busy := _count_sessions(self._send("show stat -1 4 -1", context), servers):
+        while servers and (
+            busy := _count_sessions(self._send("show stat -1 4 -1", context), servers)
+        ):
             pause(context, CHECK_SECONDS, f"sessions remain: {busy}")
 
     def _resolve_servers(self, context: StepContext) -> tuple[str, ...]:

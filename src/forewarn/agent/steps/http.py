@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar, Literal
-from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
 from forewarn.agent.config_reader import SettingError, list_of, reject
@@ -136,7 +135,8 @@ class HttpStep:
             default = "application/json" if self._is_json() else "text/plain; charset=utf-8"
             headers["Content-Type"] = SHAPE_CONTENT_TYPES.get(self.shape, default)
         url = fill(self.url, facts, lambda value: quote(value, safe=""))
-        return make_request(self._method(), url, headers, self._body(context, facts))
+        body = self._body(context, facts)
+        return urllib.request.Request(url, body, headers, method=self._method())  # noqa: S310 - checked by `convert_url`
 
     def _body(self, context: StepContext, facts: dict[str, str]) -> bytes | None:
         if self.shape == "cloudevents":
@@ -184,15 +184,6 @@ def _escape_header(value: str) -> str:
 def _escape_slack(value: str) -> str:
     """These three characters are Slack's markup."""
     return value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def make_request(
-    method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
-) -> urllib.request.Request:
-    headers = {"User-Agent": "forewarn-agent", **headers}
-    return urllib.request.Request(  # noqa: S310 - `convert_url` has checked the scheme
-        url, body, headers, method=method
-    )
 
 
 def describe_request(method: str, url: str) -> str:
@@ -246,27 +237,20 @@ def _exchange(
     *,
     use_proxy: bool,
 ) -> tuple[int, bytes]:
-    handlers = [_NoRedirect(), urllib.request.ProxyHandler(None if use_proxy else {})]
+    """Without a handler of redirects: a redirected POST becomes a GET without its body, sent to a
+    host that the configuration does not name.
+    """
+    tls = None
     if request.type == "https":
         try:
             tls = ssl.create_default_context(cafile=ca_file or None)
         except OSError as error:
             reason = error.strerror or error
             raise OSError(f"cannot read the certificates in {ca_file}: {reason}") from error
-        handlers.append(urllib.request.HTTPSHandler(context=tls))
-    opener = urllib.request.build_opener(*handlers)
-    try:
-        with opener.open(request, timeout=seconds) as response:
-            return response.status, response.read(bytes_max)
-    except HTTPError as response:
-        with response:
-            return response.code, response.read(bytes_max)
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirected POST becomes a GET without its body, sent to a host that the configuration does
-    not name.
-    """
-
-    def redirect_request(self, *_: object) -> None:
-        return None
+    opener = urllib.request.OpenerDirector()
+    opener.addheaders = [("User-Agent", "forewarn-agent")]
+    opener.add_handler(urllib.request.ProxyHandler(None if use_proxy else {}))
+    opener.add_handler(urllib.request.HTTPHandler())
+    opener.add_handler(urllib.request.HTTPSHandler(context=tls))
+    with opener.open(request, timeout=seconds) as response:
+        return response.status, response.read(bytes_max)

@@ -7,6 +7,7 @@ anything else has no annotation, and stays cordoned.
 
 import json
 import os
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from urllib.parse import quote
 
 from forewarn.agent.config_reader import number
 from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase, pause
-from forewarn.agent.steps.http import convert_url, make_request, send
+from forewarn.agent.steps.http import convert_url, send
 
 ANNOTATION = "forewarn/cordoned-for"
 ROUND_SECONDS = 1.0
@@ -224,8 +225,9 @@ class ApiServer:
         if body is not None:
             headers["Content-Type"] = content_type
         content = None if body is None else json.dumps(body).encode()
+        url = self.url + path
         status, received = send(
-            make_request(method, self.url + path, headers, content),
+            urllib.request.Request(url, content, headers, method=method),  # noqa: S310 - checked by `convert_url`
             context,
             is_final=lambda status: method == "POST" or (status < 500 and status != 429),
             bytes_max=RESPONSE_BYTES_MAX,
