@@ -16,15 +16,14 @@ from forewarn.agent.participant_socket import request_status
 from forewarn.agent.status import to_text
 from forewarn.client import EndpointError
 from forewarn.error_report import FAILED, run_command
-from forewarn.errors import Error, Invalid, NotFound, Unavailable
+from forewarn.errors import Error, Invalid, Unavailable
 
 CONFIG = Path("/etc/forewarn-agent.toml")
 SOCKET = Path("/run/forewarn-agent/socket")
 
-USAGE, NOT_FOUND, UNREACHABLE = 2, 3, 4
+USAGE, UNREACHABLE = 2, 4
 EXIT_CODES: dict[type[Error], int] = {
     Invalid: USAGE,
-    NotFound: NOT_FOUND,
     Unavailable: UNREACHABLE,
     EndpointError: UNREACHABLE,
 }

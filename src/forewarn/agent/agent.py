@@ -74,7 +74,9 @@ class Agent:
             Counters(),
             wait_for_others=not self.is_once,
         )
-        self._health = EndpointHealth(self.clock, self._context.counters)
+        self._document: Document | None = None  # the last one, and None after an error
+        self._last_contact: datetime | None = None
+        self._last_problem = ""
         self._workflows: dict[str, Workflow] = {}
         self._workers: dict[str, threading.Thread] = {}
         self._approved: set[str] = set()
@@ -128,15 +130,14 @@ class Agent:
             log.warning("these settings need a restart", settings=", ".join(changed))
 
     def status(self) -> AgentStatus:
-        settings, health = self.settings, self._health
+        settings = self.settings
         with self._lock:
             workflows = [self._workflows[key] for key in sorted(self._workflows)]
         return AgentStatus(
             name=self._context.vm,
             endpoint=settings.endpoint,
-            last_contact=health.last_contact,
-            problems=health.errors,
-            last_problem=health.last_error,
+            last_contact=self._last_contact,
+            last_problem=self._last_problem,
             rules=tuple(rule.name for rule in settings.rules),
             workflows=tuple(workflow.status() for workflow in workflows),
             programs=self._context.programs.names(),
@@ -158,7 +159,7 @@ class Agent:
                 if stop.is_set():
                     return
                 failures += 1
-                self._health.failed(error)
+                self._handle_error(error)
                 stop.wait(pause_seconds(failures, error, self._context.clock.chance()))
 
     def _resume(self) -> list[Event]:
@@ -191,7 +192,7 @@ class Agent:
         )
         for result in results:
             if isinstance(result, EndpointError):
-                self._health.failed(result)
+                self._handle_error(result)
             else:
                 self._read(result, watcher)
 
@@ -199,8 +200,12 @@ class Agent:
         """Apply a document. An event resumed from the journal is not reported as a change by the
         watcher, so it is updated here when a document first shows it.
         """
-        changes = watcher.update(document, self._context.clock.now())
-        self._health.succeeded(document)
+        now = self._context.clock.now()
+        changes = watcher.update(document, now)
+        self._document, self._last_contact = document, now
+        if self._last_problem:
+            log.info("endpoint responds again")
+        self._last_problem = ""
         resumed = [
             (workflow, event)
             for event in document.events
@@ -211,6 +216,14 @@ class Agent:
         for change in changes:
             self._apply(change)
         self._start_workers()
+
+    def _handle_error(self, error: EndpointError) -> None:
+        """A repeated error is counted, not logged again."""
+        self._document = None
+        self._context.counters.add("endpoint_problems")
+        if error.message != self._last_problem:
+            log.warning("endpoint failed", problem=error.message)
+        self._last_problem = error.message
 
     def _apply(self, change: Change) -> None:
         event = change.event
@@ -300,7 +313,7 @@ class Agent:
             self._wake.clear()
             with self._lock:
                 workflows = list(self._workflows.values())
-            document = None if watcher.is_in_doubt else self._health.document
+            document = None if watcher.is_in_doubt else self._document
             try:
                 is_waiting = approver.turn(workflows, document, self.settings.rules)
             except Exception as error:
@@ -363,30 +376,3 @@ def _log_dry_run(event: Event, rule: Rule) -> None:
     approve = rule.approve if rule.may_approve else "never"
     message = "dry run: this would be done"
     log.info(message, event=event.key, rule=rule.name, steps="; ".join(steps), approve=approve)
-
-
-@dataclass(eq=False)
-class EndpointHealth:
-    """How the endpoint responds. `document` is the last one, and None after an error."""
-
-    clock: ClientClock
-    counters: Counters
-    document: Document | None = None
-    last_contact: datetime | None = None
-    errors: int = 0
-    last_error: str = ""
-
-    def succeeded(self, document: Document) -> None:
-        self.document, self.last_contact = document, self.clock.now()
-        if self.last_error:
-            log.info("endpoint responds again")
-        self.last_error = ""
-
-    def failed(self, error: EndpointError) -> None:
-        """A repeated error is counted, not logged again."""
-        self.document = None
-        self.errors += 1
-        self.counters.add("endpoint_problems")
-        if error.message != self.last_error:
-            log.warning("endpoint failed", problem=error.message)
-        self.last_error = error.message

@@ -12,7 +12,6 @@ becomes ready meanwhile is never delayed by more than that.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from forewarn.agent.journal import JournalLost
 from forewarn.agent.progress import EntryKind
@@ -34,11 +33,6 @@ IDS_MAX = 100
 NOT_ABOUT_AN_ID = (408, 429)
 
 
-class ApprovalRetry(NamedTuple):
-    failures: int = 0
-    again_at: float = -math.inf
-
-
 class Approver:
     """`approved` gets the key of each event before it is sent, because the event may then start
     immediately.
@@ -48,8 +42,6 @@ class Approver:
         self._context = context
         self._client = client
         self._approved = approved
-        self._retries: dict[str, ApprovalRetry] = {}
-        self._alone: set[str] = set()
 
     def turn(
         self, workflows: Iterable[Workflow], document: Document | None, rules: Iterable[Rule]
@@ -65,9 +57,6 @@ class Approver:
         may_approve = {rule.name for rule in rules if rule.may_approve}
         known = sorted(workflows, key=_urgency)
         allowed = [workflow for workflow in known if workflow.rule.name in may_approve]
-        keys = {workflow.event.key for workflow in known}
-        self._retries = {key: one for key, one in self._retries.items() if key in keys}
-        self._alone &= keys
         monotonic = self._context.clock.monotonic
         end = monotonic() + TURN_SECONDS_MAX
         lost: dict[str, JournalLost] = {}  # by the key of the event, which waits for the next turn
@@ -88,9 +77,9 @@ class Approver:
     ) -> Sequence[Workflow]:
         """The events of one request."""
         ready = [workflow for workflow in allowed if self._is_ready(workflow, document)]
-        if ready and ready[0].event.key in self._alone:
+        if ready and ready[0].is_approved_alone:
             return ready[:1]
-        return [one for one in ready if one.event.key not in self._alone][:IDS_MAX]
+        return [workflow for workflow in ready if not workflow.is_approved_alone][:IDS_MAX]
 
     def _journal(
         self, ready: Sequence[Workflow], lost: dict[str, JournalLost]
@@ -115,8 +104,8 @@ class Approver:
         return written
 
     def _is_ready(self, workflow: Workflow, document: Document | None) -> bool:
-        retry = self._retries.get(workflow.event.key, ApprovalRetry())
-        if not workflow.wants_approval or self._context.clock.monotonic() < retry.again_at:
+        is_paused = self._context.clock.monotonic() < workflow.approve_again_at
+        if is_paused or not workflow.wants_approval:
             return False
         match workflow.rule.approve:
             case ApproveWhen.WHEN_PREPARED_AND_QUIET:
@@ -136,12 +125,13 @@ class Approver:
         try:
             self._client.approve(*ids, timeout_seconds=max(seconds, ATTEMPT_SECONDS_MIN))
         except EndpointError as error:
-            if len(batch) > 1 and _is_about_an_id(error):
-                self._alone.update(workflow.event.key for workflow in batch)
-                return True
+            is_about_an_id = _is_about_an_id(error)
             for workflow in batch:
-                self._handle_failure(workflow.event.key, error)
-            return _is_about_an_id(error)
+                if is_about_an_id and len(batch) > 1:
+                    workflow.is_approved_alone = True
+                else:
+                    self._handle_failure(workflow, error)
+            return is_about_an_id
         for workflow in batch:
             event = workflow.event
             try:
@@ -153,13 +143,14 @@ class Approver:
             log.info("event approved", event=event.key, type=event.type, rule=workflow.rule.name)
         return True
 
-    def _handle_failure(self, key: str, error: EndpointError) -> None:
+    def _handle_failure(self, workflow: Workflow, error: EndpointError) -> None:
         clock = self._context.clock
-        failures = self._retries.get(key, ApprovalRetry()).failures + 1
-        pause = pause_seconds(failures, error, clock.chance())
-        self._retries[key] = ApprovalRetry(failures, clock.monotonic() + pause)
+        workflow.approval_failures += 1
+        pause = pause_seconds(workflow.approval_failures, error, clock.chance())
+        workflow.approve_again_at = clock.monotonic() + pause
         self._context.counters.add("approvals", result="failed")
-        if failures == 1:
+        if workflow.approval_failures == 1:
+            key = workflow.event.key
             log.warning("approval failed, retrying", event=key, problem=error.message)
 
 

@@ -77,7 +77,8 @@ def read(kind: type[T], value: object, path: str) -> T:
     table = {short: value} if short else value
     if not isinstance(table, dict):
         reject(path, value, f"a table with {', '.join(known)}")
-    paths = {key: path if key == short else join(path, key) for key in (*known, *table)}
+    prefix = f"{path}." if path else ""
+    paths = {key: path if key == short else prefix + key for key in (*known, *table)}
     for key in table:
         if key not in known:
             reject_unknown("key", key, known, paths[key])
@@ -125,10 +126,6 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 def shorten(text: str) -> str:
     return text if len(text) <= SHOWN_LENGTH_MAX else text[:SHOWN_LENGTH_MAX] + "…"
-
-
-def join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
 
 
 # Converters.

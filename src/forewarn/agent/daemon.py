@@ -108,7 +108,11 @@ class Daemon:
             opened = ParticipantSocket(socket, programs, lambda: to_json(self._agent.status()))
             stack.callback(opened.close)
         if listen:
-            self._open_port(listen, stack)
+            from forewarn.agent.status_http import StatusPort  # costs memory where it is not used
+
+            port = StatusPort(listen, self._agent.status)
+            stack.callback(port.stop)
+            log.info("listening", listen=port.address)
         self._serve(settings)
 
     def _load(self) -> AgentSettings:
@@ -116,13 +120,6 @@ class Daemon:
         settings = load(self.options.config)
         endpoint = self.options.endpoint or settings.endpoint
         return replace(settings, endpoint=discover(self.environ, endpoint=endpoint))
-
-    def _open_port(self, listen: str, stack: ExitStack) -> None:
-        from forewarn.agent.status_http import StatusPort  # costs memory, so only where it is used
-
-        port = StatusPort(listen, self._agent.status)
-        stack.callback(port.stop)
-        log.info("listening", listen=port.address)
 
     def _handle_signals(self, stack: ExitStack) -> None:
         for number in (*STOP_SIGNALS, signal.SIGHUP):

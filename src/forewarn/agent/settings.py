@@ -77,14 +77,13 @@ def load(path: Path) -> AgentSettings:
 
 def parse(text: str, source: str) -> AgentSettings:
     """The settings in a text. Error messages begin with `source`."""
+    table = _parse_toml(text, source)
     try:
-        settings = read(AgentSettings, _parse_toml(text, source), "")
+        settings = read(AgentSettings, table, "")
         _check_unique_names(settings.rules)
         return _add_hooks(settings)
     except Invalid as error:
-        if "file" in error.facts:
-            raise
-        line = _line_of_rule(str(error.facts.get("field", "")), text)
+        line = _line_of_rule(str(error.facts["field"]), text, table)
         where = f"{source}:{line}" if line else source
         raise Invalid(f"{where}: {error.message}", file=source, **error.facts) from error
     except (ValueError, OverflowError, RecursionError) as error:
@@ -102,7 +101,7 @@ def _parse_toml(text: str, source: str) -> dict[str, object]:
         raise Invalid(message, file=source, line=line) from error
 
 
-def _line_of_rule(field: str, text: str) -> int | None:
+def _line_of_rule(field: str, text: str, table: dict[str, Any]) -> int | None:
     """The line of the `[[rule]]` that a field path such as `rule[2].approve` is in.
 
     Computed for an error only. None where the count of headers shows that the text writes its
@@ -112,17 +111,17 @@ def _line_of_rule(field: str, text: str) -> int | None:
     if not found:
         return None
     starts = [match.start() for match in RULE_HEADER.finditer(text)]
-    rules = tomllib.loads(text)["rule"]
-    return text.count("\n", 0, starts[int(found[1])]) + 1 if len(starts) == len(rules) else None
+    if len(starts) != len(table["rule"]):
+        return None
+    return text.count("\n", 0, starts[int(found[1])]) + 1
 
 
 def _check_unique_names(rules: tuple[Rule, ...]) -> None:
     """The journal identifies a rule by its name."""
-    names: set[str] = set()
-    for index, rule in enumerate(rules):
-        if rule.name in names:
-            reject(f"rule[{index}].name", rule.name, "a unique name")
-        names.add(rule.name)
+    names = [rule.name for rule in rules]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            reject(f"rule[{index}].name", name, "a unique name")
 
 
 def _add_hooks(settings: AgentSettings) -> AgentSettings:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import Any
 
 from forewarn import __version__
 from forewarn.agent.progress import event_to_json, for_journal
@@ -80,7 +81,6 @@ class AgentStatus:
     name: str
     endpoint: str
     last_contact: datetime | None
-    problems: int
     last_problem: str
     rules: tuple[str, ...]
     workflows: tuple[WorkflowStatus, ...]
@@ -89,6 +89,10 @@ class AgentStatus:
     counters: Mapping[str, int]
     now: datetime
     quiet_seconds_max: float
+
+    @property
+    def problems(self) -> int:
+        return self.counters["forewarn_agent_endpoint_problems_total"]
 
     @property
     def contact_seconds(self) -> float | None:
@@ -147,14 +151,14 @@ def _workflow_to_json(status: WorkflowStatus) -> dict[str, object]:
     }
 
 
-def to_text(status: Mapping[str, object]) -> Iterator[str]:
+def to_text(status: Mapping[str, Any]) -> Iterator[str]:
     """The output of `to_json` as lines for a terminal. The endpoint chooses names and ids: a line
     end would forge a line, an escape sequence would reach the terminal.
     """
     return map(escape, _lines(status))
 
 
-def _lines(status: Mapping[str, object]) -> Iterator[str]:
+def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     seconds = status.get("contact_seconds")
     contact = "no response yet" if seconds is None else f"last response {seconds} s ago"
     yield f"{status.get('name') or 'name unknown'}, forewarn agent {status.get('version')}"
@@ -163,11 +167,9 @@ def _lines(status: Mapping[str, object]) -> Iterator[str]:
         if status.get(name):
             yield f"{name.replace('_', ' ')}: {status[name]}"
     for name in ("rules", "applications"):
-        values = status.get(name)
-        listed = ", ".join(map(str, values)) if isinstance(values, list) else ""
-        yield f"{name}: {listed or 'none'}"
+        yield f"{name}: {', '.join(status.get(name) or ()) or 'none'}"
     workflows = status.get("workflows")
-    for workflow in workflows if isinstance(workflows, list) else ():
+    for workflow in workflows or ():
         event, left = workflow["event"], workflow["seconds_left"]
         step = f", {workflow['step']}" if workflow["step"] else ""
         when = "" if left is None else f", {left} s left"

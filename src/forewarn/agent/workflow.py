@@ -8,6 +8,7 @@ skipped. A step interrupted by the agent's own end has no end in the journal, an
 """
 
 import logging
+import math
 import threading
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,10 +57,17 @@ class AgentContext:
 
 
 class Workflow:
-    """`run` does what is due and returns. After `update` or `finish`, call it again."""
+    """`run` does what is due and returns. After `update` or `finish`, call it again.
+
+    The public variables belong to the Approver. `is_approved_alone`: not in one request with other
+    events.
+    """
 
     def __init__(self, rule: Rule, event: Event, context: AgentContext) -> None:
         self.rule = rule
+        self.approval_failures = 0
+        self.approve_again_at = -math.inf
+        self.is_approved_alone = False
         self._context = context
         self._deadline: float | None = None
         self._budget = TimeBudget()

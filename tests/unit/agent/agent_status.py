@@ -37,7 +37,6 @@ def agent_status(
         name="web-0",
         endpoint="http://127.0.0.1",
         last_contact=last,
-        problems=0,
         last_problem=last_problem,
         rules=("all",),
         workflows=workflows,
