@@ -30,7 +30,6 @@ from forewarn.agent.rules import (
     OnFailure,
     PlannedStep,
     Rule,
-    StepOptions,
     TimeBudget,
 )
 from forewarn.agent.settings import AgentSettings, parse
@@ -300,9 +299,7 @@ class Restarts:
         self.rule = Rule("r", approve=ApproveWhen.WHEN_PREPARED, hold=hold, **planned)  # type: ignore[arg-type]
 
     def step(self, name: str, failing: frozenset[str], on_failure: OnFailure) -> PlannedStep:
-        return PlannedStep(
-            Step(name, self.runs, is_failing=name in failing), StepOptions(on_failure=on_failure)
-        )
+        return PlannedStep(Step(name, self.runs, is_failing=name in failing), on_failure=on_failure)
 
     def run_until_killed(self, change: str, writes: int) -> Progress:
         """One process: it reads the change, works, and is killed after so many writes."""

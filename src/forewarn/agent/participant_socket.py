@@ -24,7 +24,6 @@ CONNECTIONS_MAX = PROGRAMS_MAX + 8
 LINE_BYTES_MAX = 4096
 UNREAD_BYTES_MAX = 512 * 1024
 """The kernel's buffer for what a program has not read. A line has at most about 200 KiB."""
-REGISTER_SECONDS_MAX = 10.0
 MODE = 0o660
 
 GetStatus = Callable[[], Mapping[str, object]]
@@ -39,18 +38,11 @@ class ParticipantSocket(LimitedServer):
     address_family = socket.AF_UNIX
     connections_max = CONNECTIONS_MAX
     request_queue_size = 2 * CONNECTIONS_MAX
+    register_seconds_max = 10.0
 
-    def __init__(
-        self,
-        path: Path,
-        programs: Participants,
-        get_status: GetStatus,
-        *,
-        register_seconds_max: float = REGISTER_SECONDS_MAX,
-    ) -> None:
+    def __init__(self, path: Path, programs: Participants, get_status: GetStatus) -> None:
         self.programs = programs
         self.get_status = get_status
-        self.register_seconds_max = register_seconds_max
         self._path = path
         _check_free(path)
         address: Any = str(path)  # of a Unix socket; the base class is typed for TCP

@@ -84,30 +84,25 @@ ANY = Bounds()
 
 
 @dataclass(frozen=True, slots=True)
-class StepOptions:
-    """A step's share of the time (`weight`), its own limit, and what its failure means."""
+class PlannedStep:
+    """A step, its share of the time (`weight`), its own limit, and what its failure means."""
 
+    step: Annotated[Step, lambda step, path: step]
     weight: Annotated[float, number(0.01, 1000)] = 1.0
     limit_seconds: Annotated[float | None, number(0.1, LIMIT_SECONDS_MAX)] = None
     on_failure: OnFailure = OnFailure.CONTINUE
 
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    step: Step
-    options: StepOptions = StepOptions()
-
     @classmethod
     def from_table(cls, table: Mapping[str, object], path: str) -> "PlannedStep":
         """A table with the options and one more key, the kind of step."""
-        options = {key: value for key, value in table.items() if key in settings_of(StepOptions)}
-        kinds = [key for key in table if key not in options]
+        kinds = [key for key in table if key == "step" or key not in settings_of(PlannedStep)]
         if len(kinds) != 1:
             got = ", ".join(kinds) or "none"
             expected = f"one kind of step ({', '.join(KINDS)})"
             raise Invalid(f"{path}: expected {expected}, got {got}", field=path)
-        step = make_step(kinds[0], table[kinds[0]], f"{path}.{kinds[0]}")
-        return cls(step, read(StepOptions, options, path))
+        options = dict(table)
+        step = make_step(kinds[0], options.pop(kinds[0]), f"{path}.{kinds[0]}")
+        return read(cls, {**options, "step": step}, path)
 
 
 Steps = Annotated[tuple[PlannedStep, ...], tables(PlannedStep.from_table, STEPS_MAX)]
@@ -155,7 +150,7 @@ def matches(rule: Rule, event: Event, *, vm: str, lead_seconds: float) -> bool:
     return (
         _is_among(event.type, rule.types)
         and _is_among(event.source, rule.sources)
-        and _concerns(rule.concerns, event, vm)
+        and rule.concerns in (Concerns.ANY, Concerns.OWN if event.concerns(vm) else Concerns.PEER)
         # An unknown duration is -1, which no bounds contain.
         and (rule.duration_seconds == ANY or rule.duration_seconds.contain(event.duration_seconds))
         and rule.lead_seconds.contain(lead_seconds)
@@ -185,10 +180,6 @@ def _is_same_vm(name: str, vm: str) -> bool:
 
 def _is_among(value: str, accepted: tuple[str, ...]) -> bool:
     return not accepted or value.casefold() in {name.casefold() for name in accepted}
-
-
-def _concerns(accepted: Concerns, event: Event, vm: str) -> bool:
-    return accepted is Concerns.ANY or event.concerns(vm) == (accepted is Concerns.OWN)
 
 
 def _is_in_scope(patterns: tuple[str, ...], event: Event) -> bool:

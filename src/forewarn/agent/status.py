@@ -3,6 +3,7 @@ Prometheus and systemd. Pure, apart from the lock of the counters.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -192,25 +193,21 @@ def to_prometheus(status: AgentStatus) -> str:
 
 
 def _gauges(status: AgentStatus) -> dict[str, float]:
-    workflows = status.workflows
-    gauges: dict[str, float] = {
-        f'forewarn_agent_workflows{{phase="{phase or "waiting"}"}}': sum(
-            workflow.phase == phase for workflow in workflows
-        )
-        for phase in (*WorkflowPhase, "")
-    }
-    gauges[f'forewarn_agent_version{{version="{__version__}"}}'] = 1
-    gauges["forewarn_agent_applications"] = len(status.programs)
-    gauges["forewarn_agent_drained"] = status.is_drained
-    gauges["forewarn_agent_ready"] = not status.unready
-    gauges["forewarn_agent_settings_refused"] = bool(status.config_error)
-    if status.contact_seconds is not None:
-        gauges["forewarn_agent_contact_age_seconds"] = round(status.contact_seconds, 3)
+    phases = Counter(workflow.phase for workflow in status.workflows)
     deadlines = [
-        workflow.seconds_left
-        for workflow in workflows
+        max(0.0, workflow.seconds_left)
+        for workflow in status.workflows
         if workflow.seconds_left is not None and not workflow.event.is_started
     ]
-    if deadlines:
-        gauges["forewarn_agent_next_deadline_seconds"] = round(max(0.0, min(deadlines)), 3)
-    return gauges
+    gauges = {
+        f'forewarn_agent_version{{version="{__version__}"}}': 1,
+        "forewarn_agent_applications": len(status.programs),
+        "forewarn_agent_drained": status.is_drained,
+        "forewarn_agent_ready": not status.unready,
+        "forewarn_agent_settings_refused": bool(status.config_error),
+        "forewarn_agent_contact_age_seconds": status.contact_seconds,
+        "forewarn_agent_next_deadline_seconds": min(deadlines, default=None),
+    }
+    for phase in (*WorkflowPhase, ""):
+        gauges[f'forewarn_agent_workflows{{phase="{phase or "waiting"}"}}'] = phases[phase]
+    return {name: round(value, 3) for name, value in gauges.items() if value is not None}

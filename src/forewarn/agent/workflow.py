@@ -247,7 +247,7 @@ class Workflow:
             if not self.progress.is_step_over(phase, index, planned.step.describe()):
                 self._warn_if_late(phase, index)
                 self._run_step(phase, index, steps[index:])
-            must_succeed = planned.options.on_failure is OnFailure.STOP
+            must_succeed = planned.on_failure is OnFailure.STOP
             if must_succeed and self.progress.has_step_failed(phase, index):
                 return False
         return True
@@ -255,8 +255,8 @@ class Workflow:
     def _run_step(self, phase: WorkflowPhase, index: int, left: tuple[PlannedStep, ...]) -> None:
         context, key, step = self._context, self.event.key, left[0].step
         began = context.clock.monotonic()
-        weights = [planned.options.weight for planned in left]
-        limit = left[0].options.limit_seconds
+        weights = [planned.weight for planned in left]
+        limit = left[0].limit_seconds
         seconds = self._budget_of(phase).seconds_for(weights, limit, began)
         if seconds <= 0:
             self._end_step(EntryKind.STEP_CUT, phase, index, problem="no time left")
@@ -295,7 +295,7 @@ class Workflow:
         if EntryKind.LATE in self.progress.marks:
             return
         expected = [
-            self._last_seconds(phase, number) or planned.options.limit_seconds or 0.0
+            self._last_seconds(phase, number) or planned.limit_seconds or 0.0
             for number, planned in enumerate(self.rule.steps(phase))
             if number >= index
         ]

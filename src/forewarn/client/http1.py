@@ -104,7 +104,7 @@ class Reader:
     def __init__(self, *, expects_body: bool = True, wants_interim: bool = False) -> None:
         self.has_begun = False
         self._expects_body = expects_body
-        self._interim_max = 0 if wants_interim else INTERIM_MAX
+        self._wants_interim = wants_interim
         self._buffer = bytearray()
         self._reading = self._read_response()
         next(self._reading)
@@ -126,12 +126,11 @@ class Reader:
         return None
 
     def _read_response(self) -> Reading[Response]:
-        head, minor, status, headers = yield from self._read_head()
-        for _ in range(self._interim_max):
-            if status >= 200:
-                break
+        for _ in range(INTERIM_MAX + 1):
             head, minor, status, headers = yield from self._read_head()
-        if status < 200 and self._interim_max:
+            if status >= 200 or self._wants_interim:
+                break
+        else:
             raise InvalidResponse(f"status {status} came instead of a response")
         coding, length = headers.get("transfer-encoding", "").lower(), headers.get("content-length")
         ends_connection = minor == b"0" or "close" in headers.get("connection", "").lower()

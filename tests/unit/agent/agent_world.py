@@ -13,7 +13,7 @@ from typing import cast
 from forewarn.agent.agent import Agent
 from forewarn.agent.journal import Journal
 from forewarn.agent.participants import Participants
-from forewarn.agent.rules import ApproveWhen, PlannedStep, Rule, StepOptions
+from forewarn.agent.rules import ApproveWhen, PlannedStep, Rule
 from forewarn.agent.settings import AgentSettings
 from forewarn.agent.status import Counters
 from forewarn.agent.steps.base import StepContext, StepFailed
@@ -105,7 +105,7 @@ class World:
     def step(
         self, name: str, effect: Callable[[StepContext], None] = do_nothing, **options: object
     ) -> PlannedStep:
-        return PlannedStep(RecordingStep(name, self.ran, effect), StepOptions(**options))  # type: ignore[arg-type]
+        return PlannedStep(RecordingStep(name, self.ran, effect), **options)  # type: ignore[arg-type]
 
     def context(self, programs: Participants | None = None) -> AgentContext:
         clock = self.time.clock()

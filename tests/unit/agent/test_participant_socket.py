@@ -17,7 +17,6 @@ import pytest
 from forewarn.agent.participant_socket import (
     CONNECTIONS_MAX,
     LINE_BYTES_MAX,
-    REGISTER_SECONDS_MAX,
     ParticipantSocket,
     request_status,
 )
@@ -89,12 +88,10 @@ def serving(
     get_status: Callable[[], dict[str, object]] = lambda: {"name": "web-0"},
     *,
     resumed: tuple[str, ...] = (),
-    register_seconds_max: float = REGISTER_SECONDS_MAX,
+    kind: type[ParticipantSocket] = ParticipantSocket,
 ) -> Iterator[Participants]:
     programs = Participants(resumed=resumed, monotonic=time)
-    opened = ParticipantSocket(
-        path, programs, get_status, register_seconds_max=register_seconds_max
-    )
+    opened = kind(path, programs, get_status)
     try:
         yield programs
     finally:
@@ -282,9 +279,13 @@ def test_connections_over_the_limit_are_closed(path: Path, programs: Participant
             program.close()
 
 
+class Impatient(ParticipantSocket):
+    register_seconds_max = 0.2
+
+
 def test_connection_that_does_not_register_is_closed(path: Path, time: Time) -> None:
     with (
-        serving(path, time, register_seconds_max=0.2),
+        serving(path, time, kind=Impatient),
         Program(path) as silent,
         Program(path) as registered,
     ):

@@ -69,9 +69,9 @@ def test_file_with_every_key_is_read() -> None:
     assert (drain.hold, drain.applications) == (True, False)
     stop, run = drain.prepare
     assert stop.step.describe() == "stop, or in recover start, app.service"
-    assert (stop.options.weight, stop.options.limit_seconds) == (2, 60)
-    assert stop.options.on_failure is OnFailure.STOP
-    assert (run.options.weight, run.options.limit_seconds) == (1, None)
+    assert (stop.weight, stop.limit_seconds) == (2, 60)
+    assert stop.on_failure is OnFailure.STOP
+    assert (run.weight, run.limit_seconds) == (1, None)
     assert len(drain.steps(WorkflowPhase.RECOVER)) == 1
     assert drain.steps(WorkflowPhase.START) == ()
     assert (rest.name, rest.approve, rest.concerns) == ("rest", ApproveWhen.NEVER, Concerns.OWN)

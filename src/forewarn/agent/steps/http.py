@@ -210,13 +210,18 @@ def send(
 
     No response and other statuses are retried with growing pauses, until the step's time is up.
     """
+
+    def attempt(seconds: float) -> tuple[int, bytes]:
+        opener = _make_opener(ca_file if request.type == "https" else None, use_proxy=use_proxy)
+        with opener.open(request, timeout=seconds) as response:
+            return response.status, response.read(bytes_max)
+
     what = describe_request(request.get_method(), request.full_url)
     pause_seconds, reason = FIRST_PAUSE_SECONDS, ""
     while True:  # ends with a final status, or at the limit: `pause` raises there
         seconds = min(ATTEMPT_SECONDS, max(context.seconds_left, TIMEOUT_SECONDS_MIN))
-        attempt = partial(_exchange, request, seconds, bytes_max, ca_file, use_proxy=use_proxy)
         try:
-            status, body = call_with_timeout(context, seconds, attempt)
+            status, body = call_with_timeout(context, seconds, partial(attempt, seconds))
             if is_final(status):
                 return status, body
             reason = describe_status(status, body)
@@ -229,28 +234,20 @@ def send(
         pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
 
 
-def _exchange(
-    request: urllib.request.Request,
-    seconds: float,
-    bytes_max: int,
-    ca_file: str,
-    *,
-    use_proxy: bool,
-) -> tuple[int, bytes]:
+def _make_opener(ca_file: str | None, *, use_proxy: bool) -> urllib.request.OpenerDirector:
     """Without a handler of redirects: a redirected POST becomes a GET without its body, sent to a
     host that the configuration does not name.
+
+    `ca_file` "" has the certificates of the system; None does not load any.
     """
-    tls = None
-    if request.type == "https":
-        try:
-            tls = ssl.create_default_context(cafile=ca_file or None)
-        except OSError as error:
-            reason = error.strerror or error
-            raise OSError(f"cannot read the certificates in {ca_file}: {reason}") from error
+    try:
+        tls = None if ca_file is None else ssl.create_default_context(cafile=ca_file or None)
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(f"cannot read the certificates in {ca_file}: {reason}") from error
     opener = urllib.request.OpenerDirector()
     opener.addheaders = [("User-Agent", "forewarn-agent")]
     opener.add_handler(urllib.request.ProxyHandler(None if use_proxy else {}))
     opener.add_handler(urllib.request.HTTPHandler())
     opener.add_handler(urllib.request.HTTPSHandler(context=tls))
-    with opener.open(request, timeout=seconds) as response:
-        return response.status, response.read(bytes_max)
+    return opener

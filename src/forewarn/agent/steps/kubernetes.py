@@ -27,6 +27,7 @@ RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 MESSAGE_LENGTH_MAX = 300
 POD_GRACE_SECONDS = 30  # the default of Kubernetes
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+CONTENT_TYPES = {"POST": "application/json", "PATCH": "application/merge-patch+json"}
 FINISHED_PHASES = ("Succeeded", "Failed")
 
 Json = dict[str, Any]
@@ -99,7 +100,7 @@ def _set_cordoned(api: "ApiServer", context: StepContext, *, should_cordon: bool
         patch = cordon_patch(api.get(path, context), context.event.key, should_cordon=should_cordon)
         if patch is None:
             return
-        status, reason = api.call(context, "PATCH", path, patch, "application/merge-patch+json")
+        status, reason = api.call(context, "PATCH", path, patch)
         if status == 200:
             return
         if status != 409:
@@ -209,12 +210,7 @@ class ApiServer:
         return content
 
     def call(
-        self,
-        context: StepContext,
-        method: str,
-        path: str,
-        body: Json | None = None,
-        content_type: str = "application/json",
+        self, context: StepContext, method: str, path: str, body: Json | None = None
     ) -> tuple[int, Any]:
         """The status, and the content: JSON for 2xx, a reason in words for the rest. 429, 5xx and
         no response are tried again.
@@ -222,8 +218,8 @@ class ApiServer:
         A POST is an eviction, and its status is final: 429 and 5xx may concern this one pod only.
         """
         headers = {"Accept": "application/json", **self._authorization()}
-        if body is not None:
-            headers["Content-Type"] = content_type
+        if method in CONTENT_TYPES:
+            headers["Content-Type"] = CONTENT_TYPES[method]
         content = None if body is None else json.dumps(body).encode()
         url = self.url + path
         status, received = send(
