@@ -281,15 +281,15 @@ class Agent:
             waiting.sort(key=lambda one: (one.event.not_before or LONG_AGO, one.event.key))
             for workflow in waiting[: WORKERS_MAX - len(self._workers)]:
                 key = workflow.event.key
-                self._workers[key] = threading.Thread(
+                worker = threading.Thread(
                     target=self._work, args=(workflow,), name=f"forewarn-event-{key}", daemon=True
                 )
                 try:
-                    self._workers[key].start()
+                    worker.start()
                 except RuntimeError as error:  # the limit of threads or of memory is reached
-                    del self._workers[key]
                     self._log_failure(error)
                     break
+                self._workers[key] = worker
         self._wake.set()
 
     def _work(self, workflow: Workflow) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -35,6 +35,11 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class KubernetesStep:
+    """What is not configured is found where every pod finds it, and with it the API server.
+
+    The token is read for each call: it is renewed while the agent runs.
+    """
+
     node: str = ""
     server: Annotated[str, convert_url] = ""
     token_file: str = ""
@@ -47,27 +52,59 @@ class KubernetesStep:
         return f"cordon {self.node or 'our node'}{evict}, or in recover uncordon it"
 
     def run(self, context: StepContext) -> None:
-        self.run_with(ApiServer.find(self, os.environ), context)
-
-    def run_with(self, api: "ApiServer", context: StepContext) -> None:
         """Pods without a controller are evicted too: this node is about to go away."""
+        located = self.located(os.environ)
         is_recover = context.phase is WorkflowPhase.RECOVER
-        _set_cordoned(api, context, should_cordon=not is_recover)
+        located._set_cordoned(context, should_cordon=not is_recover)
         if self.evict and not is_recover:
-            self._evict_all(api, context)
+            located._evict_all(context)
 
-    def _evict_all(self, api: "ApiServer", context: StepContext) -> None:
+    def located(
+        self, environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT
+    ) -> "KubernetesStep":
+        """The same step with its node, server and credentials."""
+        node = self.node or environ.get("NODE_NAME", "")
+        if not node:
+            raise StepFailed("unknown node: set `node`, or NODE_NAME in the environment")
+        if self.server:
+            return replace(self, node=node, server=self.server.rstrip("/"))
+        host = environ.get("KUBERNETES_SERVICE_HOST", "")
+        if not host:
+            raise StepFailed("unknown API server: set `server`, or run in a pod")
+        port = environ.get("KUBERNETES_SERVICE_PORT", "443")
+        return replace(
+            self,
+            node=node,
+            server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
+            token_file=self.token_file or str(account / "token"),
+            ca_file=self.ca_file or str(account / "ca.crt"),
+        )
+
+    def _set_cordoned(self, context: StepContext, *, should_cordon: bool) -> None:
+        """One patch against the version that was read: other events may change the node too."""
+        path = f"/api/v1/nodes/{quote(self.node, safe='')}"
+        event = context.event.key
+        while True:  # ends when the patch is accepted, or at the limit: `pause` raises there
+            patch = cordon_patch(self.get(path, context), event, should_cordon=should_cordon)
+            if patch is None:
+                return
+            status, reason = self.call(context, "PATCH", path, patch)
+            if status == 200:
+                return
+            if status != 409:
+                raise StepFailed(f"cannot change the node: {reason}", status=status)
+            pause(context, ROUND_SECONDS, "the node changes faster than it can be cordoned")
+
+    def _evict_all(self, context: StepContext) -> None:
         """In rounds: each lists the pods that are left, and asks again for those held back."""
-        while pods := api.pods(context):  # ends at the limit: `pause` raises there
-            left = [
-                f"{pod.namespace}/{pod.name} ({self._evict(api, pod, context)})" for pod in pods
-            ]
+        while pods := self._list_pods(context):  # ends at the limit: `pause` raises there
+            left = [f"{pod.namespace}/{pod.name} ({self._evict(pod, context)})" for pod in pods]
             shown = ", ".join(left[:PODS_SHOWN_MAX])
             more = len(left) - PODS_SHOWN_MAX
             suffix = f" and {more} more" if more > 0 else ""
             pause(context, ROUND_SECONDS, f"still on the node: {shown}{suffix}")
 
-    def _evict(self, api: "ApiServer", pod: "Pod", context: StepContext) -> str:
+    def _evict(self, pod: "Pod", context: StepContext) -> str:
         """Returns the state of the pod for the message. It never gets more time to end than its
         own grace period, or than the step has.
         """
@@ -83,7 +120,7 @@ class KubernetesStep:
         }
         namespace, name = quote(pod.namespace, safe=""), quote(pod.name, safe="")
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
-        status, reason = api.call(context, "POST", path, eviction)
+        status, reason = self.call(context, "POST", path, eviction)
         if status < 300 or status in (404, 409):
             # 404, 409: gone, or another pod of that name. The next round shows it.
             return "evicted"
@@ -92,20 +129,59 @@ class KubernetesStep:
             return f"held back: {reason}"
         raise StepFailed(f"cannot evict {pod.namespace}/{pod.name}: {reason}", status=status)
 
+    def _list_pods(self, context: StepContext) -> "list[Pod]":
+        """Those of the node that must leave it."""
+        selector = quote(f"spec.nodeName={self.node}", safe="")
+        found = self.get(f"/api/v1/pods?fieldSelector={selector}", context)
+        try:
+            return [pod for pod in map(Pod.parse, found["items"]) if pod is not None]
+        except (LookupError, TypeError, AttributeError) as error:
+            raise StepFailed(f"the API server's list of pods is invalid: {error!r}") from error
 
-def _set_cordoned(api: "ApiServer", context: StepContext, *, should_cordon: bool) -> None:
-    """One patch against the version that was read: other events may change the node too."""
-    path = f"/api/v1/nodes/{quote(api.node, safe='')}"
-    while True:  # ends when the patch is accepted, or at the limit: `pause` raises there
-        patch = cordon_patch(api.get(path, context), context.event.key, should_cordon=should_cordon)
-        if patch is None:
-            return
-        status, reason = api.call(context, "PATCH", path, patch)
-        if status == 200:
-            return
-        if status != 409:
-            raise StepFailed(f"cannot change the node: {reason}", status=status)
-        pause(context, ROUND_SECONDS, "the node changes faster than it can be cordoned")
+    def get(self, path: str, context: StepContext) -> Json:
+        status, content = self.call(context, "GET", path)
+        if status != 200 or not isinstance(content, dict):
+            raise StepFailed(f"GET {path}: {str(content)[:MESSAGE_LENGTH_MAX]}", status=status)
+        return content
+
+    def call(
+        self, context: StepContext, method: str, path: str, body: Json | None = None
+    ) -> tuple[int, Any]:
+        """The status, and the content: JSON for 2xx, a reason in words for the rest. 429, 5xx and
+        no response are tried again.
+
+        A POST is an eviction, and its status is final: 429 and 5xx may concern this one pod only.
+        """
+        headers = {"Accept": "application/json", **self._authorization()}
+        if method in CONTENT_TYPES:
+            headers["Content-Type"] = CONTENT_TYPES[method]
+        content = None if body is None else json.dumps(body).encode()
+        url = self.server + path
+        status, received = send(
+            urllib.request.Request(url, content, headers, method=method),  # noqa: S310 - checked by `convert_url`
+            context,
+            is_final=lambda status: method == "POST" or (status < 500 and status != 429),
+            bytes_max=RESPONSE_BYTES_MAX,
+            ca_file=self.ca_file,
+        )
+        try:
+            found = json.loads(received)
+        except (ValueError, RecursionError):
+            found = received.decode("utf-8", "replace")
+        if status < 300:
+            return status, found
+        # A Status object has a message.
+        message = found.get("message") if isinstance(found, dict) else None
+        return status, f"status {status}: {str(message or found)[:MESSAGE_LENGTH_MAX]}"
+
+    def _authorization(self) -> dict[str, str]:
+        if not self.token_file:
+            return {}
+        try:
+            token = Path(self.token_file).read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            raise StepFailed(f"cannot read the token in {self.token_file}: {error}") from error
+        return {"Authorization": f"Bearer {token}"}
 
 
 def cordon_patch(node: Json, event: str, *, should_cordon: bool) -> Json | None:
@@ -159,91 +235,3 @@ class Pod:
             grace_seconds=grace if isinstance(grace, int) else POD_GRACE_SECONDS,
             is_terminating="deletionTimestamp" in metadata,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ApiServer:
-    """The API server, with the pod's service account or the configured credentials.
-
-    The token is read for each call: it is renewed while the agent runs.
-    """
-
-    node: str
-    url: str
-    token_file: str = ""
-    ca_file: str = ""
-
-    @classmethod
-    def find(
-        cls, step: KubernetesStep, environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT
-    ) -> "ApiServer":
-        """What the step does not configure is found where every pod finds it."""
-        node = step.node or environ.get("NODE_NAME", "")
-        if not node:
-            raise StepFailed("unknown node: set `node`, or NODE_NAME in the environment")
-        if step.server:
-            return cls(node, step.server.rstrip("/"), step.token_file, step.ca_file)
-        host = environ.get("KUBERNETES_SERVICE_HOST", "")
-        if not host:
-            raise StepFailed("unknown API server: set `server`, or run in a pod")
-        port = environ.get("KUBERNETES_SERVICE_PORT", "443")
-        return cls(
-            node,
-            f"https://{f'[{host}]' if ':' in host else host}:{port}",
-            step.token_file or str(account / "token"),
-            step.ca_file or str(account / "ca.crt"),
-        )
-
-    def pods(self, context: StepContext) -> list[Pod]:
-        """Those of the node that must leave it."""
-        selector = quote(f"spec.nodeName={self.node}", safe="")
-        found = self.get(f"/api/v1/pods?fieldSelector={selector}", context)
-        try:
-            return [pod for pod in map(Pod.parse, found["items"]) if pod is not None]
-        except (LookupError, TypeError, AttributeError) as error:
-            raise StepFailed(f"the API server's list of pods is invalid: {error!r}") from error
-
-    def get(self, path: str, context: StepContext) -> Json:
-        status, content = self.call(context, "GET", path)
-        if status != 200 or not isinstance(content, dict):
-            raise StepFailed(f"GET {path}: {str(content)[:MESSAGE_LENGTH_MAX]}", status=status)
-        return content
-
-    def call(
-        self, context: StepContext, method: str, path: str, body: Json | None = None
-    ) -> tuple[int, Any]:
-        """The status, and the content: JSON for 2xx, a reason in words for the rest. 429, 5xx and
-        no response are tried again.
-
-        A POST is an eviction, and its status is final: 429 and 5xx may concern this one pod only.
-        """
-        headers = {"Accept": "application/json", **self._authorization()}
-        if method in CONTENT_TYPES:
-            headers["Content-Type"] = CONTENT_TYPES[method]
-        content = None if body is None else json.dumps(body).encode()
-        url = self.url + path
-        status, received = send(
-            urllib.request.Request(url, content, headers, method=method),  # noqa: S310 - checked by `convert_url`
-            context,
-            is_final=lambda status: method == "POST" or (status < 500 and status != 429),
-            bytes_max=RESPONSE_BYTES_MAX,
-            ca_file=self.ca_file,
-        )
-        try:
-            found = json.loads(received)
-        except (ValueError, RecursionError):
-            found = received.decode("utf-8", "replace")
-        if status < 300:
-            return status, found
-        # A Status object has a message.
-        message = found.get("message") if isinstance(found, dict) else None
-        return status, f"status {status}: {str(message or found)[:MESSAGE_LENGTH_MAX]}"
-
-    def _authorization(self) -> dict[str, str]:
-        if not self.token_file:
-            return {}
-        try:
-            token = Path(self.token_file).read_text(encoding="ascii").strip()
-        except (OSError, ValueError) as error:
-            raise StepFailed(f"cannot read the token in {self.token_file}: {error}") from error
-        return {"Authorization": f"Bearer {token}"}

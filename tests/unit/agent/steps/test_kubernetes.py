@@ -18,7 +18,6 @@ from forewarn.agent.steps.base import StepContext, StepFailed
 from forewarn.agent.steps.kubernetes import (
     ANNOTATION,
     MESSAGE_LENGTH_MAX,
-    ApiServer,
     KubernetesStep,
     cordon_patch,
 )
@@ -80,7 +79,7 @@ def test_pod_uses_its_service_account(tmp_path: Path) -> None:
     """Server from the environment, token and certificate from the mounted directory."""
     environ = {"KUBERNETES_SERVICE_HOST": "::1", "KUBERNETES_SERVICE_PORT": "1", "NODE_NAME": "n1"}
     (tmp_path / "token").write_text("t")
-    api = ApiServer.find(KubernetesStep(), environ, tmp_path)
+    api = KubernetesStep().located(environ, tmp_path)
 
     assert api.node == "n1"
     with pytest.raises(
@@ -95,9 +94,9 @@ def test_pod_uses_its_service_account(tmp_path: Path) -> None:
 
 def test_missing_node_or_server_is_named() -> None:
     with pytest.raises(StepFailed, match="set `server`, or run in a pod"):
-        ApiServer.find(KubernetesStep(node="n"), {})
+        KubernetesStep(node="n").located({})
     with pytest.raises(StepFailed, match="set `node`, or NODE_NAME"):
-        ApiServer.find(KubernetesStep(server="http://x"), {})
+        KubernetesStep(server="http://x").located({})
 
 
 def test_rejection_of_the_api_server_is_reported() -> None:
@@ -113,7 +112,7 @@ def test_rejection_of_the_api_server_is_reported() -> None:
 def test_long_response_is_cut_in_the_error() -> None:
     """A proxy's login page has status 200 and up to 64 MiB, and the error is logged."""
 
-    class Proxy(ApiServer):
+    class Proxy(KubernetesStep):
         def call(self, context: StepContext, method: str, path: str, *_: object) -> tuple[int, Any]:
             return 200, "<html>" * 1000
 
