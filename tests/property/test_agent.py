@@ -30,7 +30,8 @@ from forewarn.agent.rules import (
     OnFailure,
     PlannedStep,
     Rule,
-    TimeBudget,
+    prepare_deadline,
+    seconds_for_step,
 )
 from forewarn.agent.settings import AgentSettings, parse
 from forewarn.agent.status import Counters
@@ -96,13 +97,12 @@ def test_steps_fit_into_the_time_and_only_the_last_are_cut(
     weights: list[float], seconds: float, takes: float
 ) -> None:
     """Whatever the weights, and however fast the steps."""
-    budget, now, given_seconds = TimeBudget.until(seconds, 0.0), 0.0, []
+    deadline, now, given_seconds = prepare_deadline(seconds, 0.0), 0.0, []
     for index in range(len(weights)):
-        given_seconds.append(budget.seconds_for(weights[index:], None, now))
+        given_seconds.append(seconds_for_step(deadline, weights[index:], None, now))
         now += given_seconds[-1] * takes
 
-    assert budget.deadline is not None
-    assert now <= budget.deadline + 1e-6
+    assert now <= deadline + 1e-6
     cut = [one == 0.0 for one in given_seconds]
     assert cut == sorted(cut), "after one that is cut, all are"
     assert all(one >= STEP_SECONDS_MIN for one in given_seconds if one)

@@ -29,7 +29,6 @@ from forewarn.client import (
     Watcher,
 )
 from forewarn.client.backoff import pause_seconds
-from forewarn.client.protocol import TIMEOUT_SECONDS
 from forewarn.client.watcher import LOOKS_MIN
 from forewarn.errors import Unavailable
 from forewarn.log import log
@@ -38,7 +37,6 @@ WORKERS_MAX = 64
 RETRY_SECONDS = 1.0
 IDLE_SECONDS = 60.0
 STOP_SECONDS_MAX = 30.0
-SLACK_SECONDS = 30.0
 ONCE_APPROVAL_SECONDS_MAX = 5.0
 """This VM may never become the leader, and the scope may never be quiet."""
 ONCE_CHECK_SECONDS = 0.05
@@ -130,21 +128,18 @@ class Agent:
             log.warning("these settings need a restart", settings=", ".join(changed))
 
     def status(self) -> AgentStatus:
-        settings = self.settings
         with self._lock:
             workflows = [self._workflows[key] for key in sorted(self._workflows)]
         return AgentStatus(
             name=self._context.vm,
-            endpoint=settings.endpoint,
+            settings=self.settings,
             last_contact=self._last_contact,
             last_problem=self._last_problem,
-            rules=tuple(rule.name for rule in settings.rules),
             workflows=tuple(workflow.status() for workflow in workflows),
             programs=self._context.programs.names(),
             config_error=self.config_error,
             counters=self._context.counters.values(),
             now=self._context.clock.now(),
-            quiet_seconds_max=quiet_seconds_max(settings),
         )
 
     def _find_name(self, stop: threading.Event) -> None:
@@ -362,11 +357,6 @@ class Agent:
         self._last_error = str(error)
         message = "journal not writable, retrying" if is_journal else "unexpected error, retrying"
         log.error(message, problem=self._last_error, exc_info=None if is_journal else error)
-
-
-def quiet_seconds_max(settings: AgentSettings) -> float:
-    """How long a healthy agent may be without a response from its endpoint."""
-    return settings.wait_seconds + settings.poll_seconds + TIMEOUT_SECONDS + SLACK_SECONDS
 
 
 def _log_dry_run(event: Event, rule: Rule) -> None:

@@ -22,8 +22,8 @@ from forewarn.client.backoff import pause_seconds
 from forewarn.log import log
 
 TURN_SECONDS_MAX = 2.0
-"""A Preempt keeps 3 seconds for its approval (`rules.TimeBudget`): one is left after the request of
-another event has hung for a whole turn.
+"""A Preempt keeps 3 seconds for its approval (`rules.prepare_deadline`): one is left after the
+request of another event has hung for a whole turn.
 """
 ATTEMPT_SECONDS_MIN = 1.0
 WRITE_SECONDS_MAX = 0.5

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forewarn.agent.agent import Agent, quiet_seconds_max
+from forewarn.agent.agent import Agent
 from forewarn.agent.journal import Journal
 from forewarn.agent.participant_socket import ParticipantSocket
 from forewarn.agent.participants import Participants
@@ -131,7 +131,7 @@ class Daemon:
         worker.start()
         log.info("agent ready", endpoint=settings.endpoint, rules=len(settings.rules))
         self.notifier.ready("watching")
-        pulse = Pulse(quiet_seconds_max(settings) + RETRY_AFTER_SECONDS_MAX, time.monotonic())
+        pulse = Pulse(settings.quiet_seconds_max + RETRY_AFTER_SECONDS_MAX, time.monotonic())
         while (received := self._next_signal()) not in (*STOP_SIGNALS, AGENT_ENDED):
             if received is not None:
                 self._reload()

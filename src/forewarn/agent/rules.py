@@ -202,31 +202,22 @@ RESERVE_SHARE = 0.1
 RESERVE_SECONDS_MAX = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class TimeBudget:
-    """The time for one phase. `deadline` is on the monotonic clock; None means without one."""
+def prepare_deadline(not_before: float, now: float) -> float:
+    """When the steps must be done, so that the event can be approved before it may start."""
+    reserve = min(RESERVE_SHARE * max(0.0, not_before - now), RESERVE_SECONDS_MAX)
+    return not_before - reserve
 
-    deadline: float | None = None
 
-    @classmethod
-    def until(cls, end: float, now: float) -> "TimeBudget":
-        """The budget of steps that must be done, and the event approved, at `end`."""
-        reserve = min(RESERVE_SHARE * max(0.0, end - now), RESERVE_SECONDS_MAX)
-        return cls(end - reserve)
-
-    def seconds_for(
-        self, weights_left: Sequence[float], limit_seconds: float | None, now: float
-    ) -> float:
-        """How long the first of the remaining steps may take. 0: it is cut."""
-        assert weights_left, "no step is left"
-        if self.deadline is None:
-            return DEFAULT_LIMIT_SECONDS if limit_seconds is None else limit_seconds
-        left = self.deadline - now
-        if left < STEP_SECONDS_MIN:
-            return 0.0
-        share = max(STEP_SECONDS_MIN, min(left, left * weights_left[0] / sum(weights_left)))
-        return share if limit_seconds is None else min(share, limit_seconds)
-
-    def is_enough_for(self, expected_seconds: Iterable[float], now: float) -> bool:
-        """Whether the remaining steps fit, if each takes as long as expected."""
-        return self.deadline is None or sum(expected_seconds) <= self.deadline - now
+def seconds_for_step(
+    deadline: float, weights_left: Sequence[float], limit_seconds: float | None, now: float
+) -> float:
+    """How long the first of the remaining steps may take. 0: it is cut. A phase without a deadline
+    has an infinite one.
+    """
+    left = deadline - now
+    if left == math.inf:
+        return DEFAULT_LIMIT_SECONDS if limit_seconds is None else limit_seconds
+    if left < STEP_SECONDS_MIN:
+        return 0.0
+    share = max(STEP_SECONDS_MIN, min(left, left * weights_left[0] / sum(weights_left)))
+    return share if limit_seconds is None else min(share, limit_seconds)

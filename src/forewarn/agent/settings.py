@@ -14,11 +14,12 @@ from forewarn.agent.steps import make_step
 from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client.backoff import PERIOD_SECONDS
 from forewarn.client.http1 import Endpoint
-from forewarn.client.protocol import API_VERSION, DEFAULT_ENDPOINT
+from forewarn.client.protocol import API_VERSION, DEFAULT_ENDPOINT, TIMEOUT_SECONDS
 from forewarn.errors import Invalid
 
 BYTES_MAX = 1024 * 1024
 RULES_MAX = 256
+SLACK_SECONDS = 30.0
 RULE_HEADER = re.compile(r"^[ \t]*\[\[[ \t]*rule[ \t]*\]\]", re.MULTILINE)
 
 
@@ -57,6 +58,11 @@ class AgentSettings:
     wait_seconds: Annotated[float, number(0, 300)] = 30
     api_version: str = API_VERSION
     rules: Annotated[tuple[Rule, ...], Key("rule"), tables(partial(read, Rule), RULES_MAX)] = ()
+
+    @property
+    def quiet_seconds_max(self) -> float:
+        """How long a healthy agent may be without a response from its endpoint."""
+        return self.wait_seconds + self.poll_seconds + TIMEOUT_SECONDS + SLACK_SECONDS
 
 
 def load(path: Path) -> AgentSettings:

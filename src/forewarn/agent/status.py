@@ -11,6 +11,7 @@ from typing import Any
 
 from forewarn import __version__
 from forewarn.agent.progress import event_to_json, for_journal
+from forewarn.agent.settings import AgentSettings
 from forewarn.agent.steps.base import WorkflowPhase
 from forewarn.client import Event
 from forewarn.log import escape
@@ -75,21 +76,18 @@ class WorkflowStatus:
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
     """`last_problem` is "" while the endpoint works. `config_error` is why the file was rejected
-    when it was last reloaded. `quiet_seconds_max` is how long a healthy agent may be without a
-    response from its endpoint.
+    when it was last reloaded.
     """
 
     name: str
-    endpoint: str
+    settings: AgentSettings
     last_contact: datetime | None
     last_problem: str
-    rules: tuple[str, ...]
     workflows: tuple[WorkflowStatus, ...]
     programs: tuple[str, ...]
     config_error: str
     counters: Mapping[str, int]
     now: datetime
-    quiet_seconds_max: float
 
     @property
     def problems(self) -> int:
@@ -113,7 +111,7 @@ class AgentStatus:
     def unready(self) -> str:
         """Why the agent cannot do its work. "" if it can."""
         seconds = self.contact_seconds
-        if seconds is None or seconds > self.quiet_seconds_max:
+        if seconds is None or seconds > self.settings.quiet_seconds_max:
             return self.last_problem or "no recent response from the endpoint"
         return self.config_error
 
@@ -130,13 +128,13 @@ def to_json(status: AgentStatus) -> dict[str, object]:
     return {
         "name": status.name,
         "version": __version__,
-        "endpoint": status.endpoint,
+        "endpoint": status.settings.endpoint,
         "contact_seconds": None if seconds is None else round(seconds, 1),
         "last_problem": status.last_problem,
         "problems": status.problems,
         "unready": status.unready,
         "is_drained": status.is_drained,
-        "rules": list(status.rules),
+        "rules": [rule.name for rule in status.settings.rules],
         "applications": list(status.programs),
         "workflows": [_workflow_to_json(workflow) for workflow in status.workflows],
     }

@@ -23,7 +23,8 @@ from forewarn.agent.rules import (
     OnFailure,
     PlannedStep,
     Rule,
-    TimeBudget,
+    prepare_deadline,
+    seconds_for_step,
     seconds_to_not_before,
 )
 from forewarn.agent.status import Counters, WorkflowStatus
@@ -70,7 +71,7 @@ class Workflow:
         self.is_approved_alone = False
         self._context = context
         self._deadline: float | None = None
-        self._budget = TimeBudget()
+        self._prepare_deadline = math.inf
         self._stopped = threading.Event()
         self._announced: set[WorkflowPhase] = set()
         self._phase: WorkflowPhase | None = None
@@ -99,7 +100,7 @@ class Workflow:
         lead_seconds = seconds_to_not_before(event, self._context.clock.now())
         with self._lock:
             self._deadline = now + (lead_seconds if lead_seconds > 0 else OVERDUE_SECONDS)
-            self._budget = TimeBudget.until(self._deadline, now)
+            self._prepare_deadline = prepare_deadline(self._deadline, now)
             is_gone = self.rule.concerns is Concerns.OWN and not event.concerns(self._context.vm)
             is_over = self._sighting.is_over or is_gone
             self._sighting = Sighting(event, is_shown=True, is_over=is_over)
@@ -224,13 +225,14 @@ class Workflow:
             self._phase, self._step = None, ""
 
     def _announce(self, phase: WorkflowPhase) -> None:
-        limit = self._context.clock.monotonic() + DEFAULT_LIMIT_SECONDS
-        deadline = self._budget_of(phase).deadline or limit
+        deadline = self._deadline_of(phase)
+        if deadline == math.inf:
+            deadline = self._context.clock.monotonic() + DEFAULT_LIMIT_SECONDS
         self._context.programs.begin(self._event_for(phase), phase, deadline)
         self._announced.add(phase)
 
-    def _budget_of(self, phase: WorkflowPhase) -> TimeBudget:
-        return self._budget if phase is WorkflowPhase.PREPARE else TimeBudget()
+    def _deadline_of(self, phase: WorkflowPhase) -> float:
+        return self._prepare_deadline if phase is WorkflowPhase.PREPARE else math.inf
 
     def _event_for(self, phase: WorkflowPhase) -> Event:
         """Recover is for all the resources that the event had at first."""
@@ -257,7 +259,7 @@ class Workflow:
         began = context.clock.monotonic()
         weights = [planned.weight for planned in left]
         limit = left[0].limit_seconds
-        seconds = self._budget_of(phase).seconds_for(weights, limit, began)
+        seconds = seconds_for_step(self._deadline_of(phase), weights, limit, began)
         if seconds <= 0:
             self._end_step(EntryKind.STEP_CUT, phase, index, problem="no time left")
             return
@@ -299,7 +301,7 @@ class Workflow:
             for number, planned in enumerate(self.rule.steps(phase))
             if number >= index
         ]
-        if self._budget_of(phase).is_enough_for(expected, context.clock.monotonic()):
+        if sum(expected) <= self._deadline_of(phase) - context.clock.monotonic():
             return
         seconds = round(sum(expected), 1)
         context.journal.write(self.event.key, EntryKind.LATE, expected_seconds=seconds)
@@ -317,7 +319,7 @@ class Workflow:
     def _wait_for_programs(self) -> None:
         programs = self._context.programs
         while not programs.all_ready(self.event.id):
-            if self._context.clock.monotonic() >= (self._budget.deadline or 0.0):
+            if self._context.clock.monotonic() >= self._prepare_deadline:
                 self._log("local programs were not ready in time", logging.WARNING)
                 return
             if self._interrupt.wait(CHECK_SECONDS):

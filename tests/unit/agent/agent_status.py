@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+from forewarn.agent.rules import Rule
+from forewarn.agent.settings import AgentSettings
 from forewarn.agent.status import AgentStatus, Counters, WorkflowStatus
 from forewarn.client import Event
 
@@ -35,14 +37,12 @@ def agent_status(
     last = None if contact_seconds is None else NOON - timedelta(seconds=contact_seconds)
     return AgentStatus(
         name="web-0",
-        endpoint="http://127.0.0.1",
+        settings=AgentSettings(endpoint="http://127.0.0.1", wait_seconds=29, rules=(Rule("all"),)),
         last_contact=last,
         last_problem=last_problem,
-        rules=("all",),
         workflows=workflows,
         programs=("db",),
         config_error=config_error,
         counters=Counters().values(),
         now=NOON,
-        quiet_seconds_max=70.0,
     )

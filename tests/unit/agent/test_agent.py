@@ -15,6 +15,7 @@ from forewarn.agent.journal import Journal, JournalLost
 from forewarn.agent.progress import EntryKind
 from forewarn.agent.rules import ApproveWhen, Rule
 from forewarn.agent.settings import AgentSettings
+from forewarn.agent.status import to_json
 from forewarn.agent.steps.base import StepContext
 from forewarn.client import Document, EndpointError, InvalidDocument
 from tests.unit.agent.agent_world import (
@@ -292,7 +293,7 @@ def test_new_rules_apply_to_new_events(world: World) -> None:
 
     assert world.ran[:2] == ["prepare", "new prepare"]
     assert sorted(world.ran[2:]) == ["new recover", "old recover"]
-    assert agent.status().rules == ("new",)
+    assert to_json(agent.status())["rules"] == ["new"]
 
 
 def test_reload_logs_settings_that_need_a_restart(
@@ -466,7 +467,8 @@ def test_status_shows_current_events(world: World) -> None:
     run(agent)
 
     status = shown[0]
-    assert (status.name, status.endpoint, status.rules) == ("web-0", "http://127.0.0.1:1", ("all",))
+    assert (status.name, status.settings.endpoint) == ("web-0", "http://127.0.0.1:1")
+    assert [rule.name for rule in status.settings.rules] == ["all"]
     assert status.last_contact == world.time.now
     assert [(one.event.id, one.is_approved, one.seconds_left) for one in status.workflows] == [
         ("E1", True, 900)

@@ -1,16 +1,19 @@
 """Which rule is for which event."""
 
+import math
+
 import pytest
 
 from forewarn.agent.rules import (
     Bounds,
     Concerns,
     Rule,
-    TimeBudget,
     first_match,
     is_first,
     is_quiet,
     matches,
+    prepare_deadline,
+    seconds_for_step,
 )
 from forewarn.client import Document, Event
 from tests.unit.agent.agent_world import reboot, started
@@ -118,15 +121,13 @@ def test_scope_is_quiet_if_no_other_vm_is_started() -> None:
 
 def test_time_is_shared_by_weight_and_unused_time_passes_on() -> None:
     """A fast step gives its time to the steps after it."""
-    budget = TimeBudget(100.0)
-
-    assert budget.seconds_for([1, 3], None, 0.0) == 25.0
-    assert budget.seconds_for([3], None, 5.0) == 95.0
+    assert seconds_for_step(100.0, [1, 3], None, 0.0) == 25.0
+    assert seconds_for_step(100.0, [3], None, 5.0) == 95.0
 
 
 def test_step_never_gets_more_than_its_limit() -> None:
-    assert TimeBudget(100.0).seconds_for([1], 60, 0.0) == 60
-    assert TimeBudget(100.0).seconds_for([1, 1], 60, 0.0) == 50.0
+    assert seconds_for_step(100.0, [1], 60, 0.0) == 60
+    assert seconds_for_step(100.0, [1, 1], 60, 0.0) == 50.0
 
 
 def test_short_time_cuts_the_last_steps() -> None:
@@ -134,10 +135,10 @@ def test_short_time_cuts_the_last_steps() -> None:
 
     The order of the file is the priority.
     """
-    budget, now, given = TimeBudget(2.0), 0.0, []
+    now, given = 0.0, []
     weights = [1.0] * 10
     for index in range(10):
-        seconds = budget.seconds_for(weights[index:], None, now)
+        seconds = seconds_for_step(2.0, weights[index:], None, now)
         given.append(seconds)
         now += seconds
 
@@ -147,18 +148,18 @@ def test_short_time_cuts_the_last_steps() -> None:
 
 def test_preempt_keeps_three_seconds_for_the_approval() -> None:
     """The shortest notice there is: what is prepared must still be approved in time."""
-    assert TimeBudget.until(1030.0, 1000.0).deadline == 1027.0
+    assert prepare_deadline(1030.0, 1000.0) == 1027.0
 
 
 def test_reserve_is_at_most_five_seconds() -> None:
     """An approval is fast, however long the notice."""
-    assert TimeBudget.until(1900.0, 1000.0).deadline == 1895.0
+    assert prepare_deadline(1900.0, 1000.0) == 1895.0
 
 
 def test_every_step_is_cut_after_the_deadline() -> None:
     """It would still run when the impact comes."""
-    assert TimeBudget(10.0).seconds_for([1], 60, 9.6) == 0.0
-    assert TimeBudget(10.0).seconds_for([1], 60, 11.0) == 0.0
+    assert seconds_for_step(10.0, [1], 60, 9.6) == 0.0
+    assert seconds_for_step(10.0, [1], 60, 11.0) == 0.0
 
 
 @pytest.mark.parametrize(("limit_seconds", "expected"), [(None, 300.0), (1000.0, 1000.0)])
@@ -166,11 +167,4 @@ def test_without_a_deadline_the_limit_is_five_minutes(
     limit_seconds: float | None, expected: float
 ) -> None:
     """Start and recover have no deadline, but everything has a limit."""
-    assert TimeBudget().seconds_for([1, 1], limit_seconds, 0.0) == expected
-
-
-def test_expected_durations_show_that_time_is_short() -> None:
-    """Two steps of 30 seconds do not fit into 59. Warned early, an operator can still act."""
-    assert TimeBudget(60.0).is_enough_for([30.0, 30.0], 0.0)
-    assert not TimeBudget(60.0).is_enough_for([30.0, 30.0], 1.0)
-    assert TimeBudget().is_enough_for([1e9], 0.0)
+    assert seconds_for_step(math.inf, [1, 1], limit_seconds, 0.0) == expected

@@ -97,26 +97,20 @@ class HaproxyStep:
 
 def _call(address: str, command: str) -> str:
     """One command per connection: HAProxy closes it after the response."""
-    with _connect(address) as connection, connection.makefile("rb") as responses:
+    if is_path := address.startswith("/"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(CALL_SECONDS)
+    else:
+        host, _, port = address.rpartition(":")
+        connection = socket.create_connection((host.strip("[]"), int(port)), CALL_SECONDS)
+    with connection, connection.makefile("rb") as responses:
+        if is_path:
+            connection.connect(address)
         connection.sendall(command.encode("ascii") + b"\n")
         response = responses.read(RESPONSE_BYTES_MAX + 1)
     if len(response) > RESPONSE_BYTES_MAX:
         raise OSError(f"the response has more than {RESPONSE_BYTES_MAX} bytes")
     return response.decode("utf-8", "replace")
-
-
-def _connect(address: str) -> socket.socket:
-    if not address.startswith("/"):
-        host, _, port = address.rpartition(":")
-        return socket.create_connection((host.strip("[]"), int(port)), CALL_SECONDS)
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.settimeout(CALL_SECONDS)
-        connection.connect(address)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def _count_sessions(stat: str, servers: list[str]) -> dict[str, int]:

@@ -248,6 +248,7 @@ def _make_opener(ca_file: str | None, *, use_proxy: bool) -> urllib.request.Open
     opener = urllib.request.OpenerDirector()
     opener.addheaders = [("User-Agent", "forewarn-agent")]
     opener.add_handler(urllib.request.ProxyHandler(None if use_proxy else {}))
+    opener.add_handler(urllib.request.UnknownHandler())  # the variable may name another kind
     opener.add_handler(urllib.request.HTTPHandler())
     opener.add_handler(urllib.request.HTTPSHandler(context=tls))
     return opener

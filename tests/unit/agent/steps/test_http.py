@@ -22,6 +22,7 @@ def test_bare_url_is_a_get_and_any_2xx_is_success() -> None:
         make_step("http", f"{server.url}/x", "W").run(context())
 
     assert [(method, path) for method, path, _, _ in server.requests] == [("GET", "/x")]
+    assert server.requests[0][2]["User-Agent"] == "forewarn-agent"
 
 
 def test_facts_are_escaped_for_url_header_and_json() -> None:
@@ -196,18 +197,34 @@ def test_proxy_is_used_only_if_configured(by_proxy: bool, expected: str) -> None
     with Server(200).running() as server:
         url = "http://far.test/x" if by_proxy else f"{server.url}/x"
         proxy = server.url if by_proxy else "http://127.0.0.1:9"
-        code = (
-            "from tests.unit.agent.steps.build import context;"
-            "from forewarn.agent.steps import make_step;"
-            f"make_step('http', {{'url': {url!r}, 'proxy': {by_proxy}}}, 'W').run(context())"
-        )
-        environ = {**os.environ, "http_proxy": proxy, "no_proxy": ""}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environ, cwd=ROOT, check=False, capture_output=True
-        )
+        step = {"url": url, "proxy": by_proxy}
+        done = run_with_proxy(step, proxy, "context()")
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert server.requests[0][1] == expected
+
+
+def test_proxy_of_another_kind_fails_the_step() -> None:
+    """The environment may be meant for curl, which knows SOCKS."""
+    step = {"url": "http://far.test/x", "proxy": True}
+    done = run_with_proxy(step, "socks5://127.0.0.1:9", "context(is_simulated=True)")
+
+    assert b"StepFailed: timed out: GET http://far.test: unknown url type: socks5" in done.stderr
+
+
+def run_with_proxy(
+    step: dict[str, object], proxy: str, context: str
+) -> "subprocess.CompletedProcess[bytes]":
+    """The variables of a process are read once."""
+    code = (
+        "from tests.unit.agent.steps.build import context;"
+        "from forewarn.agent.steps import make_step;"
+        f"make_step('http', {step!r}, 'W').run({context})"
+    )
+    environ = {**os.environ, "http_proxy": proxy, "no_proxy": ""}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environ, cwd=ROOT, check=False, capture_output=True
+    )
 
 
 def test_path_of_a_url_is_never_shown() -> None:
