@@ -97,12 +97,19 @@ class KubernetesStep:
 
     def _evict_all(self, context: StepContext) -> None:
         """In rounds: each lists the pods that are left, and asks again for those held back."""
-        while pods := self._list_pods(context):  # ends at the limit: `pause` raises there
-            left = [f"{pod.namespace}/{pod.name} ({self._evict(pod, context)})" for pod in pods]
-            shown = ", ".join(left[:PODS_SHOWN_MAX])
-            more = len(left) - PODS_SHOWN_MAX
-            suffix = f" and {more} more" if more > 0 else ""
-            pause(context, ROUND_SECONDS, f"still on the node: {shown}{suffix}")
+        reason = ""
+        try:
+            while pods := self._list_pods(context):  # ends at the limit: `pause` raises there
+                left = [f"{pod.namespace}/{pod.name} ({self._evict(pod, context)})" for pod in pods]
+                more = len(left) - PODS_SHOWN_MAX
+                suffix = f" and {more} more" if more > 0 else ""
+                reason = f"still on the node: {', '.join(left[:PODS_SHOWN_MAX])}{suffix}"
+                pause(context, ROUND_SECONDS, reason)
+        except StepFailed as failure:
+            # A round cut short by the end of the step explains less than the one before it.
+            if reason and context.seconds_left <= 0:
+                raise StepFailed(f"timed out: {reason}") from failure
+            raise
 
     def _evict(self, pod: "Pod", context: StepContext) -> str:
         """Returns the state of the pod for the message. It never gets more time to end than its

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forewarn.agent.steps import make_step
-from forewarn.agent.steps.base import StepContext, StepFailed
+from forewarn.agent.steps.base import StepContext, StepFailed, pause
 from forewarn.agent.steps.kubernetes import (
     ANNOTATION,
     MESSAGE_LENGTH_MAX,
@@ -147,6 +147,23 @@ def test_pod_with_a_failing_eviction_does_not_block_others() -> None:
             made.run(context(is_simulated=True))
 
     assert evicted[:3] == ["a", "b", "a"]
+
+
+def test_list_cut_short_does_not_hide_the_pods_that_are_left() -> None:
+    """The operator wants to know what is on the node, not that the last request had no time."""
+
+    class SlowLists(KubernetesStep):
+        def get(self, path: str, context: StepContext) -> dict[str, Any]:
+            if "/nodes/" in path:
+                return node(cordoned=True, reasons="E1")
+            if context.seconds_left < 20:
+                pause(context, 20, "no response")
+            metadata = {"namespace": "d", "name": "a", "deletionTimestamp": "now"}
+            return {"items": [{"metadata": metadata}]}
+
+    step = SlowLists(node="n", server="http://127.0.0.1")
+    with pytest.raises(StepFailed, match=r"^timed out: still on the node: d/a \(terminating\)$"):
+        step.run(context(seconds=20, is_simulated=True))
 
 
 @contextmanager
