@@ -22,11 +22,6 @@ CONFIG = Path("/etc/forewarn-agent.toml")
 SOCKET = Path("/run/forewarn-agent/socket")
 
 USAGE, UNREACHABLE = 2, 4
-EXIT_CODES: dict[type[Error], int] = {
-    Invalid: USAGE,
-    Unavailable: UNREACHABLE,
-    EndpointError: UNREACHABLE,
-}
 
 
 def main(arguments: Sequence[str] | None = None, *, program: str = "forewarn-agent") -> int:
@@ -36,8 +31,9 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "forewarn-age
 
 
 def exit_of(error: Error) -> int:
-    codes = (code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
-    return next(codes, FAILED)
+    if isinstance(error, Invalid):
+        return USAGE
+    return UNREACHABLE if isinstance(error, Unavailable | EndpointError) else FAILED
 
 
 class AgentParser(argparse.ArgumentParser):

@@ -201,13 +201,10 @@ class Agent:
         if self._last_problem:
             log.info("endpoint responds again")
         self._last_problem = ""
-        resumed = [
-            (workflow, event)
-            for event in document.events
-            if (workflow := self._workflows.get(event.key)) and workflow.seconds_left is None
-        ]
-        for workflow, event in resumed:
-            workflow.update(event)
+        for event in document.events:
+            workflow = self._workflows.get(event.key)
+            if workflow is not None and workflow.seconds_left is None:
+                workflow.update(event)
         for change in changes:
             self._apply(change)
         self._start_workers()

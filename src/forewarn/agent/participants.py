@@ -48,10 +48,6 @@ class PhaseNotice:
     awaited: dict[Program, float] = field(default_factory=dict)
     extensions: dict[Program, int] = field(default_factory=dict)
 
-    def await_answer(self, program: Program, now: float) -> None:
-        if self.phase is WorkflowPhase.PREPARE:
-            self.awaited[program] = min(now + ANSWER_SECONDS, self.deadline)
-
     def to_json(self, now: float) -> Message:
         """The line that notifies a program. Long texts are cut, so its size is bounded."""
         event = replace(self.event, resources=_truncate_list(self.event.resources), extra={})
@@ -107,7 +103,8 @@ class Participants:
 
     def _notify(self, program: Program, notice: PhaseNotice) -> None:
         now = self._monotonic()
-        notice.await_answer(program, now)
+        if notice.phase is WorkflowPhase.PREPARE:
+            notice.awaited[program] = min(now + ANSWER_SECONDS, notice.deadline)
         program.send(notice.to_json(now))
 
     def all_ready(self, event_id: str) -> bool:
