@@ -3,6 +3,7 @@ about the event that commands, texts and requests get.
 """
 
 import json
+import math
 import re
 import threading
 import time
@@ -97,7 +98,7 @@ def run_each(attempts: Iterable[Callable[[], object]]) -> None:
         raise StepFailed("; ".join(dict.fromkeys(failures)))
 
 
-def call_with_timeout(context: StepContext, seconds: float, work: Callable[[], T]) -> T:
+def call_with_timeout(context: StepContext, work: Callable[[], T], seconds: float = math.inf) -> T:
     """Return what `work` returns, or raise TimeoutError and leave it behind in its thread.
 
     For calls that have no limit of their own: DNS lookups, slow responses, lost file servers.
@@ -110,7 +111,8 @@ def call_with_timeout(context: StepContext, seconds: float, work: Callable[[], T
         except Exception as error:
             future.set_exception(error)
 
-    end = context.now() + min(seconds, context.seconds_left)
+    seconds = min(seconds, context.seconds_left)
+    end = context.now() + seconds
     threading.Thread(target=attempt, name="forewarn-step-call", daemon=True).start()
     while not wait([future], CHECK_SECONDS / 2).done:  # ends with the work or one of its limits
         if context.stop.is_set():

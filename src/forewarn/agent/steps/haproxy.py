@@ -90,7 +90,7 @@ class HaproxyStep:
 
     def _send(self, command: str, context: StepContext) -> str:
         try:
-            return call_with_timeout(context, CALL_SECONDS, lambda: _call(self.socket, command))
+            return call_with_timeout(context, lambda: _call(self.socket, command), CALL_SECONDS)
         except (OSError, ValueError) as error:  # ValueError: an impossible host name
             raise StepFailed(f"HAProxy at {self.socket} does not respond: {error}") from error
 

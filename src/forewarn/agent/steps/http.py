@@ -221,7 +221,7 @@ def send(
     while True:  # ends with a final status, or at the limit: `pause` raises there
         seconds = min(ATTEMPT_SECONDS, max(context.seconds_left, TIMEOUT_SECONDS_MIN))
         try:
-            status, body = call_with_timeout(context, seconds, partial(attempt, seconds))
+            status, body = call_with_timeout(context, partial(attempt, seconds), seconds)
             if is_final(status):
                 return status, body
             reason = describe_status(status, body)

@@ -78,9 +78,7 @@ class SignalStep:
         if not self.until_file:
             return None
         try:
-            return call_with_timeout(
-                context, context.seconds_left, lambda: _stat_version(self.until_file)
-            )
+            return call_with_timeout(context, lambda: _stat_version(self.until_file))
         except TimeoutError as error:
             raise StepFailed(f"cannot read {self.until_file}: {error}") from error
 
@@ -91,9 +89,7 @@ class SignalStep:
             text = run_command(RunStep(show), context)
         else:
             try:
-                text = call_with_timeout(
-                    context, context.seconds_left, lambda: _read_regular_file(self.pid_file)
-                )
+                text = call_with_timeout(context, lambda: _read_regular_file(self.pid_file))
             except (OSError, ValueError) as error:
                 raise StepFailed(f"cannot read {self.pid_file}: {error}") from error
         if len(text) > PID_BYTES_MAX or not text.isdecimal() or not 1 < int(text) <= PID_MAX:

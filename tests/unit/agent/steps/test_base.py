@@ -103,9 +103,9 @@ def test_pause_that_reaches_the_limit_ends_the_step() -> None:
 
 
 def test_call_with_timeout_returns_or_raises_as_the_call() -> None:
-    assert call_with_timeout(context(), 5, lambda: 7) == 7
+    assert call_with_timeout(context(), lambda: 7, 5) == 7
     with pytest.raises(ZeroDivisionError):
-        call_with_timeout(context(), 5, lambda: 1 // 0)
+        call_with_timeout(context(), lambda: 1 // 0, 5)
 
 
 def test_call_with_timeout_gives_up() -> None:
@@ -115,9 +115,9 @@ def test_call_with_timeout_gives_up() -> None:
     """
     never = threading.Event()
     with pytest.raises(TimeoutError, match=r"no response within 0\.1 seconds"):
-        call_with_timeout(context(), 0.1, never.wait)
+        call_with_timeout(context(), never.wait, 0.1)
     with pytest.raises(TimeoutError):
-        call_with_timeout(context(seconds=0), 5, never.wait)
+        call_with_timeout(context(seconds=0), never.wait, 5)
     with pytest.raises(StepFailed, match="stopped early"):
-        call_with_timeout(context(stop=True), 5, never.wait)
+        call_with_timeout(context(stop=True), never.wait, 5)
     never.set()
