@@ -5,7 +5,6 @@ import json
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -15,8 +14,7 @@ from forewarn import errors
 from forewarn.cli.exit_codes import Usage, needs_extra
 from forewarn.cli.options import ClientConfig, Json, read_client_config
 from forewarn.cli.output import show_json
-from forewarn.config import options
-from forewarn.errors import Error, Invalid, Unavailable
+from forewarn.errors import Error, Unavailable
 
 if TYPE_CHECKING:
     import httpx
@@ -62,16 +60,16 @@ class ControlClient:
         """A resource and its ETag, which a later `put` can require."""
         return self._request("GET", path)
 
-    def list(self, kind: str, limit: int) -> Any:
-        """Up to `limit` items as one response, fetched in pages."""
-        response = self.get(kind, query={"limit": min(limit, PAGE_MAX)})
-        while response["next"] and len(response[kind]) < limit:
-            size = min(limit - len(response[kind]), PAGE_MAX)
-            page = self.get(kind, query={"limit": size, "cursor": response["next"]})
-            if not page[kind]:
-                break
-            response = {**page, kind: [*response[kind], *page[kind]]}
-        return response
+    def list(self, kind: str, limit: int, query: Query = None) -> Any:
+        """Up to `limit` items as one response. A page may be empty when filters match little."""
+        items: list[Any] = []
+        paging: dict[str, Any] = {"limit": min(limit, PAGE_MAX)}
+        while True:  # ends: every page begins after the one before
+            page = self.get(kind, query={**(query or {}), **paging})
+            items += page[kind]
+            if not page["next"] or len(items) >= limit:
+                return {**page, kind: items}
+            paging = {"limit": min(limit - len(items), PAGE_MAX), "cursor": page["next"]}
 
     def post(self, *path: str, body: Query = None) -> Any:
         given = _without_none(body)
@@ -181,13 +179,7 @@ def connect(context: typer.Context) -> ControlClient:
 
 def connect_to(context: typer.Context, url: str) -> ControlClient:
     """The same for a service at another URL."""
-    control_url = options(ClientConfig)[0]
-    try:
-        parsed = control_url.parse(url, "--control")
-    except Invalid as error:
-        raise Usage(error.message) from error
-    config = read_client_config(context).config
-    return ControlClient(replace(config, control_url=parsed))
+    return ControlClient(read_client_config(context, control_url=("--control", url)).config)
 
 
 def _ssl_context(config: ClientConfig) -> ssl.SSLContext:

@@ -75,22 +75,17 @@ def start(
     return client.post("campaigns", body=body)
 
 
-@api_command(app, show_campaign_or_plan)
-def pause(client: ControlClient, campaign: Id) -> Any:
-    """Start no more hosts. Announced hosts continue."""
-    return client.post("campaigns", campaign, "pause")
+def _add_action(verb: str, help_: str) -> None:
+    @api_command(app, show_campaign_or_plan, name=verb, help_=help_)
+    def act(client: ControlClient, campaign: Id) -> Any:
+        return client.post("campaigns", campaign, verb)
 
 
-@api_command(app, show_campaign_or_plan)
-def resume(client: ControlClient, campaign: Id) -> Any:
-    """Continue with the next hosts, also after a failure."""
-    return client.post("campaigns", campaign, "resume")
-
-
-@api_command(app, show_campaign_or_plan)
-def cancel(client: ControlClient, campaign: Id) -> Any:
-    """Start no more hosts, and cancel Scheduled events. Started ones end by themselves."""
-    return client.post("campaigns", campaign, "cancel")
+_add_action("pause", "Start no more hosts. Announced hosts continue.")
+_add_action("resume", "Continue with the next hosts, also after a failure.")
+_add_action(
+    "cancel", "Start no more hosts, and cancel Scheduled events. Started ones end by themselves."
+)
 
 
 @app.command()

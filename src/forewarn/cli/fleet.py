@@ -1,8 +1,9 @@
 """`forewarn fleet`: the fleet as a file."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,12 +109,17 @@ def sync(
     """Compare the fleet with libvirt, and with --apply bring it in line."""
     with needs_extra(f"fleet sync {source}"):
         from forewarn.cli.sync import build_fleet_from_libvirt
-    config = read_config(context, Config).config
-    response = _put_synced(
-        connect(context),
-        lambda current: build_fleet_from_libvirt(current, config),
-        query=_dry_run_query(is_dry=not is_apply),
-    )
+    config, client = read_config(context, Config).config, connect(context)
+    query, tries = _dry_run_query(is_dry=not is_apply), count(1)
+    while True:  # until nobody changes the fleet while libvirt is queried
+        current, tag = client.get_tagged("fleet")
+        body = build_fleet_from_libvirt(current, config)
+        try:
+            response = client.put("fleet", body=body, query=query, tag=tag)
+            break
+        except FleetChanged:
+            if next(tries) == SYNC_TRIES_MAX:
+                raise
     (show_json if as_json else show_difference)(response)
 
 
@@ -144,20 +150,6 @@ def schema() -> None:
 
 def _dry_run_query(*, is_dry: bool) -> Mapping[str, str]:
     return {"dry_run": "true"} if is_dry else {}
-
-
-def _put_synced(
-    service: ControlClient, sync: Callable[[Any], bytes], query: Mapping[str, str]
-) -> Any:
-    """Write the synced fleet, unless it was changed while libvirt was queried. Then try again."""
-    for attempt in range(SYNC_TRIES_MAX):
-        current, tag = service.get_tagged("fleet")
-        try:
-            return service.put("fleet", body=sync(current), query=query, tag=tag)
-        except FleetChanged:
-            if attempt == SYNC_TRIES_MAX - 1:
-                raise
-    raise AssertionError("the last attempt returns or raises")
 
 
 def _merge(folder: str) -> bytes:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from forewarn.cli.api import PAGE_MAX, ControlClient, connect
+from forewarn.cli.api import ControlClient, connect
 from forewarn.cli.exit_codes import Usage
 from forewarn.cli.options import Json, Limit
 from forewarn.cli.output import printable, show_json, show_list
@@ -98,9 +98,9 @@ def history(
     client, now = connect(context), datetime.now(UTC)
     query = {"vm": vm, "scope": scope, "host": host, "event": event, "what": what}
     # Read before the entries, so that following from here repeats and misses nothing.
-    newest = read(client, {}, 1)["history"] if is_followed else []
+    newest = client.list("history", 1)["history"] if is_followed else []
     times = {"since": parse_time(since, now), "until": parse_time(until, now)}
-    response = read(client, {**query, **times}, limit)
+    response = client.list("history", limit, {**query, **times})
     entries = response["history"]
     if is_followed:
         for entry in reversed(entries):
@@ -115,19 +115,6 @@ def history(
         show_list({"history": rows, "total": len(rows)}, "history", COLUMNS)
         if response["next"]:
             print(f"showing {len(rows)}; use --limit to see more", file=sys.stderr)
-
-
-def read(client: ControlClient, query: Mapping[str, object], limit: int) -> dict[str, Any]:
-    """Up to `limit` entries as one response. A page may be empty when filters match little."""
-    entries: list[dict[str, Any]] = []
-    cursor = None
-    while True:  # ends: every page is older than the one before
-        size = min(limit - len(entries), PAGE_MAX)
-        page = client.get("history", query={**query, "limit": size, "cursor": cursor})
-        entries += page["history"]
-        cursor = page["next"]
-        if not cursor or len(entries) >= limit:
-            return {"history": entries, "next": cursor}
 
 
 def follow(

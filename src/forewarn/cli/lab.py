@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -234,12 +233,10 @@ def _announce(path: Path | None, content: dict[str, Any]) -> Iterator[None]:
     if path is None:
         yield
         return
+    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w") as file:
-            file.write(json.dumps(content, indent=2) + "\n")
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+        part.write_text(json.dumps(content, indent=2) + "\n")
+        part.replace(path)
     except OSError as error:
         raise _ready_file_error(path, error) from error
     try:

@@ -18,6 +18,7 @@ import typer
 import forewarn
 from forewarn.cli.config_file import (
     NO_DEFAULTS,
+    Given,
     Resolved,
     describe_expected,
     format_value,
@@ -65,9 +66,12 @@ class ClientConfig:
 
 
 def read_config(
-    context: typer.Context, config_class: type[C], defaults: Mapping[str, Any] = NO_DEFAULTS
+    context: typer.Context,
+    config_class: type[C],
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
+    **more: Given,
 ) -> Resolved[C]:
-    """The config from the parameters of this command.
+    """The config from the parameters of this command, and from `more`.
 
     Options that the command does not have keep their defaults.
     """
@@ -80,14 +84,15 @@ def read_config(
     }
     try:
         keys = read_keys(file, Config, ClientConfig) if file else {}
-        return resolve(config_class, flags, os.environ, keys, defaults)
+        return resolve(config_class, flags | more, os.environ, keys, defaults)
     except Invalid as error:
         raise Usage(error.message) from error
 
 
-def read_client_config(context: typer.Context) -> Resolved[ClientConfig]:
+def read_client_config(context: typer.Context, **more: Given) -> Resolved[ClientConfig]:
     """The options of the client are parameters of the root command."""
-    return read_config(cast("typer.Context", context.find_root()), ClientConfig)
+    root = cast("typer.Context", context.find_root())
+    return read_config(root, ClientConfig, NO_DEFAULTS, **more)
 
 
 def with_options(
