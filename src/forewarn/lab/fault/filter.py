@@ -7,7 +7,7 @@ affects is answered immediately, whatever its `Prefer: wait` says.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import msgspec
@@ -40,9 +40,7 @@ class FaultFilter:
     clock: Clock
     random: Random
     get_vm: Callable[[Message], str]
-
-    def __post_init__(self) -> None:
-        self._views: dict[tuple[str, bytes], DocumentView] = {}
+    _views: dict[tuple[str, bytes], DocumentView] = field(default_factory=dict, init=False)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         connection: FilteredConnection = scope["extensions"][EXTENSION]
@@ -84,7 +82,9 @@ class FaultFilter:
                     case kinds.FirstCall() | kinds.Latency():
                         if not await exchange.sleep(each.fault.draw_delay(self.random)):
                             return NO_RESPONSE
-                    case kinds.Refuse() | kinds.ErrorStatus():
+                    case kinds.Refuse():
+                        return NO_RESPONSE
+                    case kinds.ErrorStatus():
                         return exchange.change_body(each.fault.respond())
             headers, is_final = self._choose_headers(exchange)
             scope = {**exchange.scope, "headers": headers}

@@ -30,8 +30,6 @@ _TIMESTAMP = (
 
 Seconds = Annotated[float, number_from(0, SECONDS_MAX, "a number of seconds")]
 Chance = Annotated[float, Meta(ge=0, le=1, description="a number from 0 (never) to 1 (always)")]
-NoticeSeconds = Annotated[int, number_from(0, DAYS_7, WHOLE_SECONDS)]
-SkewSeconds = Annotated[int, number_from(-DAYS_7, DAYS_7, WHOLE_SECONDS)]
 Begin = Annotated[
     str,
     Meta(
@@ -39,10 +37,7 @@ Begin = Annotated[
         description="a duration from now such as 90s or 2h, or a time such as 2026-03-04T12:00:00Z",
     ),
 ]
-Count = Annotated[int, number_from(1, 10**6)]
 Bytes = Annotated[int, number_from(0, 10**6)]
-Changes = Annotated[int, number_from(1, 63)]
-RetryAfter = Annotated[int, number_from(0, 3600, WHOLE_SECONDS)]
 
 
 class AnyFault(
@@ -68,7 +63,7 @@ class AnyFault(
 class RequestFault(AnyFault, frozen=True, kw_only=True):
     """Affects single requests: a limited number of them, or each with some probability."""
 
-    requests: Count | None = None
+    requests: Annotated[int, number_from(1, 10**6)] | None = None
     chance: Chance = 1.0
 
 
@@ -107,15 +102,12 @@ class Latency(MethodFault, frozen=True, kw_only=True, tag="latency"):
 class Refuse(MethodFault, frozen=True, kw_only=True, tag="refuse"):
     """The connection is reset before a byte of the response."""
 
-    def respond(self) -> FaultyResponse:
-        return NO_RESPONSE
-
 
 class ErrorStatus(MethodFault, frozen=True, kw_only=True, tag="status"):
     """The request is not processed; the response is an error."""
 
     code: Literal[404, 410, 429, 500, 503]
-    retry_after: RetryAfter | None = None
+    retry_after: Annotated[int, number_from(0, 3600, WHOLE_SECONDS)] | None = None
 
     def respond(self) -> FaultyResponse:
         body = msgspec.json.encode({"error": HTTPStatus(self.code).phrase})
@@ -128,7 +120,7 @@ class ErrorStatus(MethodFault, frozen=True, kw_only=True, tag="status"):
 class ShortNotice(RequestFault, frozen=True, kw_only=True, tag="short-notice"):
     """An event is hidden until `seconds` before its NotBefore."""
 
-    seconds: NoticeSeconds
+    seconds: Annotated[int, number_from(0, DAYS_7, WHOLE_SECONDS)]
 
 
 class NoStarted(RequestFault, frozen=True, kw_only=True, tag="no-started"):
@@ -138,13 +130,13 @@ class NoStarted(RequestFault, frozen=True, kw_only=True, tag="no-started"):
 class Skew(RequestFault, frozen=True, kw_only=True, tag="skew"):
     """NotBefore is shifted by `seconds`."""
 
-    seconds: SkewSeconds
+    seconds: Annotated[int, number_from(-DAYS_7, DAYS_7, WHOLE_SECONDS)]
 
 
 class Stale(RequestFault, frozen=True, kw_only=True, tag="stale"):
     """The document of `by` changes ago; without `by`, the last one before the fault began."""
 
-    by: Changes | None = None
+    by: Annotated[int, number_from(1, 63)] | None = None
 
 
 class IncarnationReset(RequestFault, frozen=True, kw_only=True, tag="incarnation-reset"):

@@ -1,7 +1,7 @@
 """The reports of a run: live on the console, and as JUnit for CI systems."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from forewarn.junit import TestCase, render
@@ -41,10 +41,8 @@ class Console:
 
     write: Callable[[str], None]
     verbosity: Verbosity = Verbosity.NORMAL
-
-    def __post_init__(self) -> None:
-        self._bad: dict[tuple[str, str], tuple[str, int]] = {}
-        """The last bad response and how often it came in a row, by VM and method."""
+    _bad: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict, init=False)
+    """The last bad response and how often it came in a row, by VM and method."""
 
     def print(self, line: str) -> None:
         if self.verbosity > Verbosity.QUIET:

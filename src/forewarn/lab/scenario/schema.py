@@ -29,7 +29,6 @@ from forewarn.lab.scenario.steps import ApplyStep, FaultStep, JumpStep, Scenario
 from forewarn.lab.scenario.timeline import Condition, parse_condition
 
 COUNT_MAX = 1000
-RATE_MAX = 100_000
 UNTIL_MAX = timedelta(days=366)
 START_YEARS = range(1971, 8991)
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -39,8 +38,6 @@ LIBRARY = resources.files(__package__) / "library"
 DurationOrNever = Annotated[
     str, Meta(pattern=rf"^(never|{PATTERN})$(?!\n)", description=f"{EXPECTED}, or never")
 ]
-Rate = Annotated[int, number_from(1, RATE_MAX)]
-Seed = Annotated[int, Meta(ge=0, le=2**53, description="a whole number, 0 or more")]
 Time = Annotated[datetime, Meta(tz=True, description="a time such as 2030-01-01T00:00:00Z")]
 
 
@@ -57,7 +54,7 @@ class ClockEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A virtual clock that begins at `start`, or the real one with times shortened by `rate`."""
 
     start: Time | None = None
-    rate: Rate | None = None
+    rate: Annotated[int, number_from(1, 100_000)] | None = None
 
 
 class GuestEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +77,7 @@ class ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fleet: FleetFile
     until: Duration
     about: Text = ""
-    seed: Seed = 1
+    seed: Annotated[int, Meta(ge=0, le=2**53, description="a whole number, 0 or more")] = 1
     clock: ClockEntry = ClockEntry()
     guests: Annotated[tuple[GuestEntry, ...], list_of("guests", COUNT_MAX)] = ()
     faults: Annotated[tuple[Fault, ...], list_of("faults", COUNT_MAX)] = ()

@@ -19,9 +19,6 @@ from forewarn.lab.names import ANY, EventName, FaultName, HostOrAny, VmName, VmO
 from forewarn.lab.scenario.timeline import BY, Timeline
 from forewarn.lab.service import LabService
 
-TIMES_MAX = 100_000
-
-Times = Annotated[int, number_from(1, TIMES_MAX)]
 Seconds = Annotated[
     int, Meta(ge=-1, le=86_400, description="a whole number of seconds from -1 (unknown) to 86400")
 ]
@@ -35,7 +32,7 @@ class Repeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Runs the step `times` times in all."""
 
     every: Duration
-    times: Times
+    times: Annotated[int, number_from(1, 100_000)]
 
 
 class Stage(NamedTuple):

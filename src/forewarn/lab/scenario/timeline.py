@@ -26,7 +26,6 @@ from forewarn.wire.approval import parse as parse_approval
 BY = "scenario"
 """The author of what steps do. `scenario: NAME` gives the new events a name."""
 ENDINGS = ("completed", "canceled", "failed")
-GOOD_STATUSES = (200, 304)
 DELAYS = {"first-call", "latency"}
 GRACE = timedelta(seconds=1)
 
@@ -197,7 +196,7 @@ def is_poll(entry: TranscriptEntry) -> bool:
 
 def is_good(entry: TranscriptEntry) -> bool:
     """Return whether a request got the right response, even if late."""
-    return entry.status in GOOD_STATUSES and set(entry.faults) <= DELAYS
+    return entry.status in (200, 304) and set(entry.faults) <= DELAYS
 
 
 # --- conditions: what `when` of a step waits for
