@@ -78,19 +78,14 @@ class Transcript:
         with self._lock:
             self._count += 1
             entry = TranscriptEntry(number=self._count, at=self._now(), kind=kind, **members)
-            self._entries.append(entry)
+            kept = self._entries
             self._chars += _count_chars(entry)
-            while self._is_over_limit():
-                self._chars -= _count_chars(self._entries.popleft())
+            while kept and (len(kept) >= ENTRIES_MAX or self._chars > self._chars_max):
+                self._chars -= _count_chars(kept.popleft())
+            kept.append(entry)  # the newest one always stays
         for follower in self.followers:
             follower(entry)
         return entry
-
-    def _is_over_limit(self) -> bool:
-        """The newest entry always stays."""
-        return len(self._entries) > ENTRIES_MAX or (
-            self._chars > self._chars_max and len(self._entries) > 1
-        )
 
     @property
     def entries(self) -> tuple[TranscriptEntry, ...]:
