@@ -78,8 +78,8 @@ class ControlClient:
     def put(self, *path: str, body: bytes, query: Query = None, tag: str = "") -> Any:
         return self._request("PUT", path, query, body, tag)[0]
 
-    def delete(self, *path: str) -> Any:
-        return self._request("DELETE", path)[0]
+    def delete(self, *path: str, query: Query = None) -> Any:
+        return self._request("DELETE", path, query)[0]
 
     def lines(self, *path: str, query: Query = None) -> Iterator[bytes]:
         """A streamed response, line by line, until the service ends it or is silent too long."""

@@ -20,6 +20,8 @@ Duration = Annotated[int | None, typer.Option(
     help="How long VMs are affected, in seconds; -1 if unknown.")]
 Description = Annotated[str | None, typer.Option(
     help="The text that VMs read, instead of one made from the cause.")]
+FailImpacts = Annotated[bool, typer.Option(
+    "--fail-impacts", help="Record impacts that wait for it as failed.")]
 EventId = Annotated[str, typer.Argument(metavar="EVENT", help="The event's id, in any case.")]
 ApprovingVm = Annotated[str | None, typer.Option(
     help="Approve on behalf of this VM; the scope's policy decides whether that is enough.")]
@@ -130,9 +132,10 @@ def fail(client: ControlClient, host: Host) -> Any:
 
 
 @api_command(host, lambda response: print(f"the daemon of {response['host']} is forgotten"))
-def forget(client: ControlClient, host: Host) -> Any:
+def forget(client: ControlClient, host: Host, *, fail_impacts: FailImpacts = False) -> Any:
     """Remove the daemon of a host that is gone for good. Its VMs stay in the fleet."""
-    return client.delete("hosts", host, "daemon")
+    query = {"fail_impacts": "true"} if fail_impacts else None
+    return client.delete("hosts", host, "daemon", query=query)
 
 
 @api_command(event, show_events)

@@ -123,6 +123,13 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     is_back: bool = True
 
 
+class Abandon(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing will carry out the impacts of the VMs on this host: they have failed."""
+
+    host: str
+    problem: str
+
+
 class Back(msgspec.Struct, frozen=True, kw_only=True):
     """A VM that was restarted is up again. `detail` says how that is known, for the history."""
 
@@ -185,6 +192,7 @@ Command = (
     | Claim
     | Release
     | Finish
+    | Abandon
     | Back
     | Seen
     | Tick

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.command import (
+    Abandon,
     Approve,
     Back,
     Cancel,
@@ -221,6 +222,15 @@ def must_come_back(draft: Draft, impact: Impact) -> bool:
         and draft.timing.back_limit > timedelta(0)
         and is_enabled(draft.scope, draft.now, draft.timing)
     )
+
+
+def abandon(draft: Draft, command: Abandon) -> None:
+    for impact in list(draft.impacts.values()):
+        vm = draft.vms.get(impact.vm)
+        if vm is not None and vm.host == command.host and not impact.is_over:
+            event = draft.events.get(impact.event_id, impact)
+            draft.record(ChangeKind.IMPACT_FAILED, event, vm=vm.name, detail=command.problem)
+            draft.fail(impact, shorten(command.problem))
 
 
 def back(draft: Draft, command: Back) -> None:

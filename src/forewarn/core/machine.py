@@ -61,6 +61,7 @@ RULES: dict[type[commands.Command], Callable[[Draft, Any], None]] = {
     commands.Claim: lifecycle.claim,
     commands.Release: lifecycle.release,
     commands.Finish: lifecycle.finish,
+    commands.Abandon: lifecycle.abandon,
     commands.Back: lifecycle.back,
     commands.Seen: lifecycle.seen,
     commands.Tick: lifecycle.tick,

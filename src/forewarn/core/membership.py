@@ -62,8 +62,7 @@ def update_members(draft: Draft, command: UpdateMembers) -> None:
             del vms[name]
     for name in command.left:
         vms.pop(name, None)
-    kind = scope.kind if scope.events else command.kind
-    change_members(draft, kind, scope.policy, tuple(vms.values()))
+    change_members(draft, command.kind, scope.policy, tuple(vms.values()))
     for impact in scope.impacts:
         is_done = is_move(impact.type, impact.cause) and not impact.is_over
         if is_done and impact.vm in command.found - held:

@@ -24,6 +24,8 @@ from forewarn.platform.libvirt.domain_xml import DiscoveredVm
 from forewarn.platform.libvirt.fleet_import import sync_fleet
 from forewarn.platform.remote import ReportedVm
 
+SCOPES_CREATED_MAX = 1000
+
 
 class HostInventory:
     """One report of a host. `problems` name the VMs that do not fit into the fleet.
@@ -39,7 +41,9 @@ class HostInventory:
         self._host = host
         self._refused_ids: set[str] = set()
         self.problems: list[str] = []
-        self._domains = {domain.id: domain for domain in self._parse(vms)}
+        record, self._domains = managed.find(host), {each.id: each for each in self._parse(vms)}
+        self.scopes_created = record.scopes_created if record else 0
+        self._refuse_new_scopes()
         self.vms = {
             vm_id: HostedVm(domain.memory_bytes, domain.is_active)
             for vm_id, domain in self._domains.items()
@@ -56,6 +60,21 @@ class HostInventory:
             fields = asdict(vm) | {"id": vm.id.lower()}
             is_active = fields.pop("power") == Power.RUNNING
             yield DiscoveredVm(**fields, host=self._host, is_active=is_active)
+
+    def _refuse_new_scopes(self) -> None:
+        """Scopes stay when they are empty, so a host can create only so many."""
+        names = {domain.scope for domain in self._domains.values() if domain.scope}
+        new = sorted(names - self._engine.board.scopes.keys())
+        allowed = new[: max(0, SCOPES_CREATED_MAX - self.scopes_created)]
+        self.scopes_created += len(allowed)
+        refused = {*new} - {*allowed}
+        for domain in [each for each in self._domains.values() if each.scope in refused]:
+            del self._domains[domain.id]
+            self._refused_ids.add(domain.id)
+            self.problems.append(
+                f"VM {domain.name!r}: {self._host} has created {SCOPES_CREATED_MAX} scopes;"
+                f" expected a scope that exists, got {domain.scope!r}"
+            )
 
     def plan(self) -> Commands:
         """The commands that bring the fleet up to date, those that free a VM first.
@@ -74,12 +93,18 @@ class HostInventory:
         for name in sorted(present.keys() | after.keys()):
             old = present.get(name) or self._engine.new_scope(name)
             new = after.get(name) or replace(old, vms=())
+            if name in present and new.kind is not old.kind:
+                problems.append(
+                    f"scope {name!r} is of the kind {old.kind}, not {new.kind}, and a report does"
+                    " not change that; expected a fleet file with its new kind"
+                )
+                new = replace(new, kind=old.kind)
             try:
                 command = self._compare(old, new, staying, found)
             except Invalid as error:
                 problems.append(error.message)
                 continue
-            has_news = command.vms or command.gone or command.left or new.kind is not old.kind
+            has_news = command.vms or command.gone or command.left
             if name not in present or (has_news and self._has_effect(old, command)):
                 commands.append((name, command))
         self.problems += [each for each in problems if each not in self.problems]

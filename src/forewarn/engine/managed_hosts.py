@@ -1,19 +1,23 @@
 """What every server knows of the hosts that run a daemon: who serves them, and their VMs.
 
-A host is *managed* while it has a record. It is connected while its record names a server and that
-server has its lease; else it is unreachable. So a lost server is noticed without a write.
+A host is *managed* while it has a record with a session. It is connected while its record names a
+server and that server has its lease; else it is unreachable. So a lost server is noticed without a
+write. The record of a host that was forgotten stays, without a session.
 """
 
-from collections import Counter
 from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
 
+from forewarn.core.change import Change, ChangeKind
+from forewarn.core.command import Abandon
 from forewarn.core.fleet import Vm
 from forewarn.engine.engine import Engine
 from forewarn.engine.lease import lease_key
 from forewarn.engine.record import RecordCodec
+from forewarn.engine.transaction import Transaction
+from forewarn.errors import Refused, UnknownHost
 
 HOST_KEY = "hostd/{}/"
 
@@ -28,7 +32,8 @@ class HostedVm(NamedTuple):
 class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`session` is one run of its daemon, `server` the worker that serves it; empty if none does.
 
-    `since` is when that began. `vms` are by id, as the daemon reported them last.
+    `since` is when that began. `vms` are by id, as the daemon reported them last. `scopes_created`
+    counts the scopes that its reports have named first.
     """
 
     host: str
@@ -37,6 +42,7 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     since: datetime
     memory_bytes: int = 0
     vms: dict[str, HostedVm] = {}
+    scopes_created: int = 0
 
     def free_bytes(self, but: str) -> int:
         """Its memory without that of its running VMs, but for the one with this id."""
@@ -47,20 +53,24 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 MANAGED_HOST = RecordCodec("host", ManagedHost)
 
 
+def unless_forgotten(record: ManagedHost | None) -> ManagedHost | None:
+    return record if record is not None and record.session else None
+
+
 class ManagedHosts:
     """All records of hosts. Create it before the engine loads."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._reported_by: dict[str, tuple[str, ...]] = {}
-        self._servers: Counter[str] = Counter()
         engine.register("hostd", MANAGED_HOST)
         engine.on_change("hostd", self._on_change)
 
     def _on_change(self, before: ManagedHost | None, after: ManagedHost | None) -> None:
         """Keep the index of VMs, and show the host even if it has none."""
-        old, new = before.vms if before else {}, after.vms if after else {}
         host = (after or before).host  # type: ignore[union-attr]
+        before, after = unless_forgotten(before), unless_forgotten(after)
+        old, new = before.vms if before else {}, after.vms if after else {}
         for vm_id in old.keys() - new.keys():
             others = tuple(each for each in self._reported_by[vm_id] if each != host)
             self._reported_by[vm_id] = others
@@ -68,14 +78,15 @@ class ManagedHosts:
                 del self._reported_by[vm_id]
         for vm_id in new.keys() - old.keys():
             self._reported_by[vm_id] = (*self._reported_by.get(vm_id, ()), host)
-        self._servers.update([after.server] if after else ())
-        self._servers.subtract([before.server] if before else ())
         self._engine.board.declare_hosts((host,) if before else (), (host,) if after else ())
 
     def find(self, host: str) -> ManagedHost | None:
         """The record of a host; None if it is not managed."""
-        record: ManagedHost | None = self._engine.records.get(HOST_KEY.format(host)).value
-        return record
+        return unless_forgotten(self._engine.records.get(HOST_KEY.format(host)).value)
+
+    def is_forgotten(self, host: str) -> bool:
+        """Whether it had a daemon."""
+        return self._engine.records.get(HOST_KEY.format(host)).value is not self.find(host)
 
     def has_lease(self, server: str) -> bool:
         return self._engine.records.get(lease_key(server)).value is not None
@@ -86,13 +97,13 @@ class ManagedHosts:
         return record is not None and not (record.server and self.has_lease(record.server))
 
     def count_unreachable(self) -> int:
-        """The work grows with the servers, not with the hosts."""
-        servers = self._servers.items()
-        return sum(count for name, count in servers if not (name and self.has_lease(name)))
+        return len(self._all()) - len(self.connected())
 
     def connected(self) -> list[ManagedHost]:
-        records = (record for _, record in self._engine.records.values("hostd"))
-        return [record for record in records if not self.is_unreachable(record.host)]
+        return [record for record in self._all() if not self.is_unreachable(record.host)]
+
+    def _all(self) -> list[ManagedHost]:
+        return [record for _, record in self._engine.records.values("hostd") if record.session]
 
     def memory_of(self, vm: Vm) -> int:
         """The memory of a VM as its host has reported it; 0 if that is unknown."""
@@ -119,3 +130,45 @@ class ManagedHosts:
             return is_running and not self.is_unreachable(host), is_running, host == known, host
 
         return max(self._reported_by.get(vm_id, ()), key=rank, default="")
+
+    async def forget(self, host: str, *, by: str, fail_impacts: bool = False) -> None:
+        """Manage a host no longer, because its daemon is gone for good.
+
+        Refused while its VMs have impacts, unless these are to fail: nothing can tell whether they
+        were carried out.
+        """
+        if self.is_unreachable(host):
+            await self._abandon(host, by, is_accepted=fail_impacts)
+
+        def decide(transaction: Transaction) -> None:
+            known = unless_forgotten(transaction.get(HOST_KEY.format(host)))
+            if known is None:
+                raise UnknownHost(f"there is no host {host!r} with a daemon", host=host)
+            if not self.is_unreachable(host):
+                raise Refused(f"the daemon of {host} is connected; stop it first", host=host)
+            forgotten = ManagedHost(host, session="", server="", since=transaction.now)
+            transaction.put(HOST_KEY.format(host), forgotten)
+            detail = f"host {host} is no longer managed by a daemon"
+            transaction.record(Change(ChangeKind.UPDATED, host=host, detail=detail))
+
+        await self._engine.update([HOST_KEY.format(host)], decide, by=by)
+
+    async def _abandon(self, host: str, by: str, *, is_accepted: bool) -> None:
+        await self._engine.require_caught_up()
+        found = self._engine.board.hosts.get(host, ())
+        scopes = {name: self._engine.board.vms[name].scope for name in sorted(found)}
+        impacts = [
+            f"the {impact.type} of {impact.vm}"
+            for name, scope in scopes.items()
+            for impact in scope.impacts
+            if impact.vm == name and not impact.is_over
+        ]
+        if impacts and not is_accepted:
+            raise Refused(
+                f"{len(impacts)} impacts wait for the daemon of {host}: {', '.join(impacts[:5])};"
+                " complete or cancel their events, or forget it with fail_impacts",
+                host=host,
+            )
+        problem = f"the daemon of {host} is gone for good"
+        for scope in dict.fromkeys(each.name for each in scopes.values() if impacts):
+            await self._engine.submit(scope, Abandon(host=host, problem=problem), by=by)

@@ -15,8 +15,7 @@ import asyncio
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from msgspec.structs import replace
 
@@ -27,8 +26,9 @@ from forewarn.core.fleet import DEFAULT_INSTANCE
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
+from forewarn.engine.host_session import DaemonSession, HandedOut
 from forewarn.engine.inventory import HostInventory
-from forewarn.engine.managed_hosts import HOST_KEY, ManagedHost, ManagedHosts
+from forewarn.engine.managed_hosts import HOST_KEY, ManagedHost, ManagedHosts, unless_forgotten
 from forewarn.engine.operations import Operations
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import (
@@ -36,13 +36,12 @@ from forewarn.errors import (
     HostTaken,
     HostUnreachable,
     ImpactFailed,
-    Refused,
     Unavailable,
-    UnknownHost,
 )
 from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Platform
 from forewarn.platform.placement import Move, rank_targets
 from forewarn.platform.remote import ImpactKey, RemoteResult, RunningImpact, Work, WorkRequest
+from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Lease
 
 WAIT = timedelta(seconds=5)
@@ -51,25 +50,6 @@ SILENT = timedelta(seconds=15)
 """After its last request a daemon counts as lost. It repeats requests after WAIT at the latest."""
 TICK = timedelta(seconds=1)
 BOOTING = ImpactState.BOOTING
-
-
-@dataclass(eq=False)
-class HandedOut:
-    """An impact that a daemon has to carry out."""
-
-    request: ImpactRequest
-    result: asyncio.Future[ImpactResult]
-
-
-@dataclass(eq=False)
-class DaemonSession:
-    """A connected daemon. At `silent_at` it counts as silent, unless it sends something."""
-
-    id: str
-    silent_at: datetime
-    calls: dict[ImpactKey, HandedOut] = field(default_factory=dict)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    latest: WorkRequest | None = None
 
 
 class RemoteHosts:
@@ -111,6 +91,11 @@ class RemoteHosts:
         host = request.vm.host
         if self.managed.find(host) is None:
             assert self.local is not None
+            if self.managed.is_forgotten(host) and isinstance(self.local, SimulatedPlatform):
+                raise ImpactFailed(
+                    f"{host} had a daemon, and a simulation would do nothing to its VMs;"
+                    f" expected a daemon, or another `platform` of the server"
+                )
             return await self.local.run_impact(request)
         if not self.handles(host):
             raise _unreachable(host)
@@ -268,7 +253,12 @@ class RemoteHosts:
         inventory = HostInventory(self._engine, self.managed, host, report.vms)
 
         def describe(record: ManagedHost) -> ManagedHost:
-            return replace(record, memory_bytes=report.memory_bytes, vms=inventory.vms)
+            return replace(
+                record,
+                memory_bytes=report.memory_bytes,
+                vms=inventory.vms,
+                scopes_created=inventory.scopes_created,
+            )
 
         await self._update(host, request.session, describe)
         try:
@@ -295,7 +285,9 @@ class RemoteHosts:
         elif result.problem:
             call.result.set_exception(ImpactFailed(result.problem, output=result.detail))
         else:
-            call.result.set_result(ImpactResult(result.host, result.detail, result.is_back))
+            known = (host, *call.request.targets, *call.request.may_run_on)
+            place = result.host if result.host in known else ""  # never one that it only claims
+            call.result.set_result(ImpactResult(place, result.detail, result.is_back))
 
     async def _end_boot(self, host: str, each: RunningImpact, result: RemoteResult) -> None:
         """The VM that an impact has restarted may be back."""
@@ -310,20 +302,6 @@ class RemoteHosts:
         record = self.managed.find(host)
         if record is not None and record.session == session_id:
             await self._update(host, session_id, lambda record: replace(record, server=""))
-
-    async def forget(self, host: str, *, by: str) -> None:
-        """Remove the record of a host whose daemon is gone for good."""
-
-        def decide(transaction: Transaction) -> None:
-            if transaction.get(HOST_KEY.format(host)) is None:
-                raise UnknownHost(f"there is no host {host!r} with a daemon", host=host)
-            if not self.managed.is_unreachable(host):
-                raise Refused(f"the daemon of {host} is connected; stop it first", host=host)
-            transaction.put(HOST_KEY.format(host), None)
-            detail = f"host {host} is no longer managed by a daemon"
-            transaction.record(Change(ChangeKind.UPDATED, host=host, detail=detail))
-
-        await self._engine.update([HOST_KEY.format(host)], decide, by=by)
 
     # --- sessions
 
@@ -373,7 +351,7 @@ class RemoteHosts:
             raise Unavailable("this server has no lease at present; try another server")
 
         def decide(transaction: Transaction) -> None:
-            known: ManagedHost | None = transaction.get(key)
+            known = unless_forgotten(transaction.get(key))
             if known and known.session != session_id and not self.managed.is_unreachable(host):
                 raise HostTaken(
                     f"another daemon is connected for {host} since {known.since.isoformat()};"
@@ -400,11 +378,8 @@ class RemoteHosts:
     def _drop(self, host: str) -> None:
         """The daemon is lost, or served by another server: its impacts are released."""
         session = self._sessions.pop(host, None)
-        for call in session.calls.values() if session else ():
-            if not call.result.done():
-                call.result.set_exception(_unreachable(host))
         if session:
-            session.changed.set()
+            session.end(_unreachable(host))
         if not self._sessions:
             self._connected.clear()
 

@@ -1,7 +1,9 @@
 """The composition root of the daemon: builds and starts everything, and stops it in reverse."""
 
 import asyncio
+import hashlib
 import os
+import socket
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +27,7 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
     """Run the daemon until cancelled. `on_ready` gets one line about it."""
     assert config.token_file is not None
     notifier = Notifier(os.environ, pid=os.getpid())
+    marks = mark_as_running(config)
     token = read_token(config.token_file)
     upstream = Upstream(parse_servers(config.server, config.ca_file))
     platform = make_platform(config)
@@ -43,6 +46,26 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
         raise errors.exceptions[0] from None
     finally:
         notifier.stopping("ending the session")
+        for mark in marks:
+            mark.close()
+
+
+def mark_as_running(config: HostdConfig) -> list[socket.socket]:
+    """Unavailable if this machine has a daemon for the same host and server.
+
+    Two would act on the same VMs. Only one can bind these sockets, until it ends.
+    """
+    marks = {url: socket.socket(socket.AF_UNIX) for url in config.server}
+    for url, mark in marks.items():
+        name = hashlib.sha256(f"{config.host}@{url}".encode()).hexdigest()
+        try:
+            mark.bind(f"\0forewarn-hostd-{name}")
+        except OSError as error:
+            raise Unavailable(
+                f"another process on this machine is the daemon of {config.host} for {url};"
+                " expected one daemon for each host"
+            ) from error
+    return [*marks.values()]
 
 
 @asynccontextmanager

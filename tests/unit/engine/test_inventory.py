@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from forewarn.core.fleet import Power, ScopeKind
-from forewarn.engine.inventory import HostInventory
+from forewarn.engine.inventory import SCOPES_CREATED_MAX, HostInventory
 from forewarn.fleetfile.parser import parse
 from tests.unit.engine.hostd_world import GIB, SECOND, World, reported, run, vm_id
 from tests.work_count import Name, work_of
@@ -148,7 +148,7 @@ def test_vm_under_impact_stays_as_it_is_and_is_looked_at_afterwards() -> None:
     run(test)
 
 
-def test_update_domain_and_kind_are_fixed_while_an_event_is_pending() -> None:
+def test_update_domain_is_fixed_while_an_event_is_pending() -> None:
     """The VMs of an event share one update domain. The other changes are applied at once."""
 
     async def test(world: World) -> None:
@@ -156,18 +156,49 @@ def test_update_domain_and_kind_are_fixed_while_an_event_is_pending() -> None:
         await world.poll("web")
         placed = await world.servers[0].operations.restart("web-0", by="ann")
         assert placed is not None
-        changed = reported(
-            "web-0", scope="web", kind="scale-set", update_domain=2, addresses=["10.0.0.9"]
-        )
-        await daemon.report(changed)
+        await daemon.report(reported("web-0", scope="web", update_domain=2, addresses=["10.0.0.9"]))
         scope = world.servers[1].scope("web")
-        assert (scope.kind, scope.vms[0].update_domain) == (ScopeKind.AVAILABILITY_SET, 0)
+        assert scope.vms[0].update_domain == 0
         assert scope.vms[0].address == "10.0.0.9"
 
         await world.servers[0].operations.cancel(placed.event.id, by="ann")
         await world.pass_time(61 * SECOND, daemon)
-        scope = world.servers[1].scope("web")
-        assert (scope.kind, scope.vms[0].update_domain) == (ScopeKind.SCALE_SET, 2)
+        assert world.servers[1].scope("web").vms[0].update_domain == 2
+
+    run(test)
+
+
+def test_report_does_not_change_the_kind_of_a_scope() -> None:
+    """The scope may have VMs of other hosts, which the token of this one must not touch."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0", scope="web"))
+        problems = await daemon.report(reported("web-0", scope="web", kind="scale-set"))
+        (problem,) = problems
+        assert problem == (
+            "scope 'web' is of the kind availability-set, not scale-set, and a report does not"
+            " change that; expected a fleet file with its new kind"
+        )
+        assert world.servers[1].scope("web").kind is ScopeKind.AVAILABILITY_SET
+
+    run(test)
+
+
+def test_host_cannot_create_scopes_without_a_limit() -> None:
+    """They stay when they are empty, and the store would grow."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon(
+            "host-a", *(reported(f"a-{n}", scope=f"s{n}") for n in range(SCOPES_CREATED_MAX - 1))
+        )
+        problems = await daemon.report(
+            *(reported(f"b-{n}", scope=f"t{n}") for n in range(2)), reported("own")
+        )
+        assert problems == [
+            "VM 'b-1': host-a has created 1000 scopes; expected a scope that exists, got 't1'"
+        ]
+        scopes = world.servers[1].board.scopes
+        assert ("t0" in scopes, "t1" in scopes, "own" in scopes) == (True, False, True)
 
     run(test)
 

@@ -4,7 +4,9 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
+from forewarn.core.event import EventType
 from forewarn.fleetfile.parser import parse
+from forewarn.platform.simulated import SimulatedPlatform
 from tests.unit.engine.hostd_world import GIB, SECOND, Daemon, World, reported, run
 
 NOTHING = {"impacts": [], "cancel": [], "problems": [], "is_merged": True}
@@ -382,7 +384,7 @@ def test_other_hosts_use_the_platform_of_the_server() -> None:
 
 def test_forgotten_host_is_unmanaged_and_keeps_its_vms() -> None:
     async def test(world: World) -> None:
-        await world.daemon("host-a", reported("web-0"))
+        daemon = await world.daemon("host-a", reported("web-0"))
         root = {"authorization": f"Bearer fw_root_{world.secret}"}
         client = world.servers[0].client
         response = await client.delete("/api/v1/hosts/host-a/daemon", headers=root)
@@ -393,14 +395,111 @@ def test_forgotten_host_is_unmanaged_and_keeps_its_vms() -> None:
         await world.pass_time(16 * SECOND)
         shown = (await client.get("/api/v1/hosts/host-a", headers=root)).json()
         assert (shown["state"], shown["daemon"]["is_connected"]) == ("unreachable", False)
-        await world.restart("web-0")
 
-        response = await client.delete("/api/v1/hosts/host-a/daemon", headers=root)
-        assert response.json() == {"host": "host-a"}
-        await world.pass_time(SECOND)
+        for status in (200, 404):
+            response = await client.delete("/api/v1/hosts/host-a/daemon", headers=root)
+            assert response.status_code == status
+        await world.settle()
         shown = (await client.get("/api/v1/hosts/host-a", headers=root)).json()
         assert (shown["state"], shown["daemon"], shown["vms"]) == ("unmanaged", None, ["web-0"])
+        assert world.servers[1].hosts.managed.count_unreachable() == 0
+        await world.servers[0].operations.restart("web-0", by="ann")
+        await world.pass_time(SECOND)
         assert [vm for server in world.servers for vm in server.local.asked] == ["web-0"]
+        assert await daemon.report(reported("web-0")) == []
+        shown = (await client.get("/api/v1/hosts/host-a", headers=root)).json()
+        assert shown["state"] == "connected"
+
+    run(test)
+
+
+def test_host_with_open_impacts_is_forgotten_only_if_they_fail() -> None:
+    """Nothing can tell whether they were carried out, so they are never recorded as done."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"), reported("db-0"))
+        await world.pass_time(16 * SECOND)
+        await world.restart("web-0")
+        root = {"authorization": f"Bearer fw_root_{world.secret}"}
+        client, url = world.servers[0].client, "/api/v1/hosts/host-a/daemon"
+        response = await client.delete(url, headers=root)
+        assert response.status_code == 409
+        assert response.json()["message"] == (
+            "1 impacts wait for the daemon of host-a: the Reboot of web-0; complete or cancel"
+            " their events, or forget it with fail_impacts"
+        )
+        assert world.servers[0].is_unreachable("host-a")
+
+        response = await client.delete(f"{url}?fail_impacts=true", headers=root)
+        assert response.json() == {"host": "host-a"}
+        await world.pass_time(SECOND)
+        assert [e.detail for e in await world.history("impact-failed")] == [
+            "the daemon of host-a is gone for good"
+        ]
+        assert await world.history("impacted") == []
+        assert [vm for server in world.servers for vm in server.local.asked] == []
+
+    run(test)
+
+
+def test_simulation_never_acts_for_a_host_that_had_a_daemon() -> None:
+    """It would record as done what was never done to a real VM."""
+
+    async def test(world: World) -> None:
+        for server in world.servers:
+            server.hosts.local = SimulatedPlatform(
+                world.clock, dict.fromkeys(EventType, timedelta(0)), hosts=lambda: ()
+            )
+        await world.daemon("host-a", reported("web-0"))
+        await world.pass_time(16 * SECOND)
+        await world.servers[0].hosts.managed.forget("host-a", by="ann")
+        await world.settle()
+        await world.restart("web-0")
+        await world.pass_time(SECOND)
+        assert await world.history("impacted") == []
+        (failed, *_) = await world.history("impact-failed")
+        assert failed.detail == (
+            "host-a had a daemon, and a simulation would do nothing to its VMs;"
+            " expected a daemon, or another `platform` of the server"
+        )
+
+    run(test)
+
+
+def test_result_cannot_move_a_vm_to_a_host_that_the_server_did_not_name() -> None:
+    """The server's own platform would act there, with the name that the daemon has made up."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        assert await daemon.finish(await daemon.take(), host="host-z")
+        assert world.servers[1].vm("web-0").host == "host-a"
+        await world.daemon("host-b", server=1)
+        await world.servers[0].operations.redeploy("web-0", by="ann")
+        await world.settle()
+        assert await daemon.finish(await daemon.take(), host="host-b")
+        assert world.servers[1].vm("web-0").host == "host-b"
+
+    run(test)
+
+
+def test_reports_at_the_same_time_cost_no_daemon_its_session() -> None:
+    """All of them change the fleet; one that loses the race is sent again."""
+
+    async def test(world: World) -> None:
+        daemons = [Daemon(world, f"host-{name}") for name in "ab"]
+        daemons[1].server = world.servers[1]
+        for daemon in daemons:
+            vms = [reported(f"vm-{daemon.host}")]
+            daemon.inventory = {"memory_bytes": GIB, "vms": vms}
+        works = await asyncio.gather(*(d.work(inventory=d.inventory) for d in daemons))
+        assert False in [work["is_merged"] for work in works]
+        await world.settle()
+        assert not any(world.servers[0].is_unreachable(daemon.host) for daemon in daemons)
+        for daemon in daemons:
+            assert (await daemon.work(inventory=daemon.inventory))["is_merged"]
+        await world.settle()
+        assert {"vm-host-a", "vm-host-b"} <= {*world.servers[0].board.vms}
 
     run(test)
 

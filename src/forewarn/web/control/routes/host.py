@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 from litestar import Controller, delete, get, post
-from litestar.params import JSONBody
+from litestar.params import JSONBody, QueryParameter
 from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 
 from forewarn import errors
@@ -17,6 +17,9 @@ from forewarn.web.control.views import HostEvents, HostList, HostView
 
 HOST_ERRORS = (errors.UnknownHost, errors.AlreadyPending, errors.NoticeTooShort)
 DURATION = msgspec.Meta(description="the length of the impact in whole seconds; -1 if unknown")
+FailImpacts = Annotated[
+    bool, QueryParameter(description="Impacts that wait for the daemon fail; else it is refused.")
+]
 DESCRIPTION = msgspec.Meta(description="text that VMs read")
 
 
@@ -55,9 +58,11 @@ class HostController(Controller):
         status_code=HTTP_200_OK,
         errors=(errors.UnknownHost, errors.Refused),
     )
-    async def forget_daemon(self, host: Name, call: Call) -> ForgottenHost:
+    async def forget_daemon(
+        self, host: Name, call: Call, *, fail_impacts: FailImpacts = False
+    ) -> ForgottenHost:
         """Removes a host daemon that is gone for good. Its VMs stay in the fleet."""
-        await call.service.hosts.forget(host, by=call.by)
+        await call.service.hosts.managed.forget(host, by=call.by, fail_impacts=fail_impacts)
         return ForgottenHost(host)
 
     @post("/{host:str}/maintain", status_code=HTTP_202_ACCEPTED, errors=HOST_ERRORS)
