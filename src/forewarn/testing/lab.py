@@ -59,7 +59,6 @@ class Lab:
         if rate is not None:
             check_number("rate", rate, RATE_MIN, RATE_MAX)
         check_number("timeout_seconds", timeout_seconds, TIMEOUT_SECONDS_MIN, TIMEOUT_SECONDS_MAX)
-        self._creates_vms = fleet is None
         self._timeout_seconds = timeout_seconds
         self._setup = Setup(
             fleet=None if fleet is None else read_fleet(fleet),
@@ -207,7 +206,7 @@ class Lab:
         """Create a VM with its own update domain and host, and a spare host to move to."""
         operations, names = self._thread.service.operations, list(self._vms)
         number = names.index(name) if name in names else len(names)
-        if not self._creates_vms:
+        if self._setup.fleet is not None:
             vms = ", ".join(sorted(self._thread.service.engine.board.vms)) or "none"
             raise UnknownVm(f"there is no VM {name!r} in this fleet; it has {vms}", vm=name)
         host = f"host-{number}"
