@@ -17,7 +17,7 @@ from forewarn.conformance.calls import parse_endpoint
 from forewarn.conformance.check import Check, Failed
 from forewarn.conformance.checks import CHECKS
 from forewarn.conformance.raw_http import SessionClock
-from forewarn.conformance.run import Result, Verdict, run
+from forewarn.conformance.run import Result, run
 from forewarn.conformance.session import Control, Session
 from forewarn.errors import AlreadyPending, Error, Invalid, UnknownVm
 
@@ -60,10 +60,7 @@ def run_conform(
         rows = report.rows(results)
         show_list({"checks": rows, "total": len(rows)}, "checks", report.COLUMNS)
         print(report.summary(results))
-    is_failed = any(
-        result.is_must_failed or (options.strict and result.verdict is Verdict.FAILED)
-        for result in results
-    )
+    is_failed = any(result.fails_run(is_strict=options.strict) for result in results)
     return Exit.REFUSED if is_failed else Exit.DONE
 
 

@@ -52,7 +52,7 @@ def _count(results: Sequence[Result]) -> dict[str, int]:
     return {
         "passed": verdicts[Verdict.PASSED],
         "failed": verdicts[Verdict.FAILED],
-        "failed_must": sum(result.is_must_failed for result in results),
+        "failed_must": sum(result.fails_run() for result in results),
         "not_run": verdicts[Verdict.NOT_RUN],
     }
 
@@ -83,15 +83,15 @@ def as_junit(url: str, results: Sequence[Result], *, is_strict: bool) -> bytes:
 
 def _test_case(result: Result, *, is_strict: bool) -> junit.TestCase:
     check, detail = result.check, result.detail
-    is_failed = result.verdict is Verdict.FAILED
-    is_failure = result.is_must_failed or (is_strict and is_failed)
+    is_failure = result.fails_run(is_strict=is_strict)
+    skipped = f"{SHOULD}: {detail}" if result.verdict is Verdict.FAILED else detail
     return junit.TestCase(
         name=check.name,
         classname=check.topic,
         seconds=result.seconds,
         failure=detail if is_failure else "",
         details=f"{check.reason} ({check.reference})",
-        skipped="" if is_failure else f"{SHOULD}: {detail}" if is_failed else detail,
+        skipped="" if is_failure else skipped,
     )
 
 

@@ -27,9 +27,10 @@ class Result(NamedTuple):
     detail: str
     seconds: float
 
-    @property
-    def is_must_failed(self) -> bool:
-        return self.verdict is Verdict.FAILED and self.check.level is Level.MUST
+    def fails_run(self, *, is_strict: bool = False) -> bool:
+        """A failed `must` does; if strict, a failed `should` too."""
+        counts = is_strict or self.check.level is Level.MUST
+        return counts and self.verdict is Verdict.FAILED
 
 
 def run(session: Session, checks: Iterable[Check]) -> Iterator[Result]:

@@ -38,8 +38,8 @@ def test_failure_has_what_was_expected_and_what_came() -> None:
     not_an_integer = EMPTY.replace(b":1,", b":[],")
 
     assert (result.verdict, result.detail) == (Verdict.FAILED, expected)
-    assert not result.is_must_failed
-    assert run_check("document-incarnation-is-an-integer", not_an_integer).is_must_failed
+    assert not result.fails_run()
+    assert run_check("document-incarnation-is-an-integer", not_an_integer).fails_run()
 
 
 def test_missing_member_is_named() -> None:
