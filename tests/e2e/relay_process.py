@@ -40,7 +40,6 @@ async def serve(settings: dict[str, Any], lines: asyncio.StreamReader) -> None:
         print("changed", flush=True)
     for task in following:
         task.cancel()
-    relay.stop()
     await asyncio.gather(*(bridge.stop() for bridge in bridges))
     upstream.close()
 

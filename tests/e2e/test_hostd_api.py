@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,13 @@ class Host:
     def poll(self) -> tuple[int, bytes]:
         """A poll of `web-0` that the daemon relays."""
         key = hashlib.sha256(self.token.rpartition("_")[2].encode()).hexdigest().encode()
+        now = int(time.time())
         headers = {
             "Metadata": "true",
             "X-Forewarn-Host": "kvm-1",
             "X-Instance-ID": WEB_0,
-            "X-Instance-ID-Signature": hmac.digest(key, WEB_0.encode(), "sha256").hex(),
+            "X-Forewarn-Time": str(now),
+            "X-Instance-ID-Signature": hmac.digest(key, f"{WEB_0} {now}".encode(), "sha256").hex(),
         }
         url = f"{self.server.metadata}/metadata/scheduledevents?api-version=2020-07-01"
         return call("GET", url, headers=headers)

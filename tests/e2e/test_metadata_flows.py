@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -248,10 +249,12 @@ WEB_2, WEB_3 = "6f1c0c1e-6d0b-5a7e-9d5c-0a4e5c2b7f10", "6f1c0c1e-6d0b-5a7e-9d5c-
 def signed_poll(secret: str, vm_id: str = WEB_2, **more: str) -> bytes:
     """A relayed poll, as a host daemon sends it."""
     key = hashlib.sha256(secret.encode()).hexdigest().encode()
+    now = int(time.time())
     headers = {
         "X-Forewarn-Host": "kvm-1",
         "X-Instance-ID": vm_id,
-        "X-Instance-ID-Signature": hmac.digest(key, vm_id.encode(), "sha256").hex(),
+        "X-Forewarn-Time": str(now),
+        "X-Instance-ID-Signature": hmac.digest(key, f"{vm_id} {now}".encode(), "sha256").hex(),
     } | {name.replace("_", "-"): value for name, value in more.items()}
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return POLL.replace(b"\r\n\r\n", f"\r\n{lines}\r\n".encode())

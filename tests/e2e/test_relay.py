@@ -176,8 +176,8 @@ def test_mac_that_moves_to_another_port_is_never_its_owner_there(host: BridgeWor
         assert names <= {"503", "403", "db", "no answer"}
         # While both are plugged in, a response may go to the thief, which resets the connection.
         host.run(thief.namespace, "ip link set eth0 down")
-        kept.send(INSTANCE)  # moves the MAC back
-        assert b'"web-0"' not in kept.read_to_end()
+        moved_back = kept.ask(INSTANCE)
+        assert name_of(moved_back) in {"503", "web-0"}  # in doubt, or long enough at its port
 
 
 def test_slow_handshake_with_a_neighbours_mac_is_not_the_neighbour(host: BridgeWorld) -> None:
@@ -317,7 +317,7 @@ def test_servers_that_die_are_replaced_then_missed_then_back(tmp_path: Path) -> 
             waiting.send(POLL.replace(b"Metadata:", more))
             client.ask()
             world.servers[0].kill()
-            assert waiting.response().status == 304  # answered by the other server
+            assert "age" in waiting.response().headers  # what the guest knows already
             for _ in range(20):
                 assert "age" not in client.ask().headers
             approval = POLL.replace(b"GET", b"POST").replace(

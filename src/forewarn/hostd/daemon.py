@@ -87,7 +87,6 @@ async def run_relay(
             raise Unavailable(problems[0])
         yield listeners
     finally:
-        relay.stop()
         await asyncio.gather(*(listener.stop() for listener in listeners))
         upstream.close()
 

@@ -10,19 +10,19 @@ While no server answers, a poll gets the last document that this guest got for t
 import asyncio
 import hmac
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from forewarn.engine.clock import wait_for_first
 from forewarn.errors import Error, Forbidden, Invalid, Unavailable
 from forewarn.hostd.last_document import LastDocuments, Poll
 from forewarn.hostd.netlink import add_address
 from forewarn.hostd.ports import BridgePorts, interface_index, listen, open_bridge, peer_of
-from forewarn.hostd.upstream import TRY_NEXT, Request, Response, ServerLost, Upstream
+from forewarn.hostd.upstream import TRY_NEXT, Request, Response, Upstream
 from forewarn.log import log
 from forewarn.option_kind import Address
 from forewarn.web.http import message
@@ -34,7 +34,6 @@ from forewarn.web.http_status import (
     BUG,
     METADATA_STATUS,
     ClientGone,
-    TooManyRequests,
     headers_of,
     metadata_body,
     status_of,
@@ -47,24 +46,36 @@ WAIT_SECONDS_MAX = 3600
 """The longest that a server can be configured to let a long poll wait."""
 LIMITS = Limits(connections_max=4096, connections_per_address_max=64)
 
-HOST, ID, SIGNATURE = b"x-forewarn-host", b"x-instance-id", b"x-instance-id-signature"
+IDENTITY = (b"x-forewarn-host", b"x-instance-id", b"x-forewarn-time", b"x-instance-id-signature")
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade".split()
 )
-NOT_FORWARDED = HOP_BY_HOP | {b"content-length", b"expect", HOST, ID, SIGNATURE}
+NOT_FORWARDED = HOP_BY_HOP | {b"content-length", b"expect", *IDENTITY}
 BODY_FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
-class Signer(NamedTuple):
-    """Signs the identity of guests. Servers know the digest of the host's token, the key."""
+class Signer:
+    """Signs the identity of each guest once a minute.
 
-    token_name: str
-    key: bytes
+    Servers know the digest of the host's token, the key.
+    """
+
+    def __init__(self, token: str, key: bytes, now: Callable[[], float] = time.time) -> None:
+        self._token = token.encode()
+        self._key = key
+        self._now = now
+        self._minute = b""
+        self._signed: dict[str, tuple[Header, ...]] = {}
 
     def sign(self, vm: str) -> tuple[Header, ...]:
-        signature = hmac.digest(self.key, vm.encode(), "sha256").hex()
-        values = (self.token_name.encode(), vm.encode(), signature.encode())
-        return tuple(zip((HOST, ID, SIGNATURE), values, strict=True))
+        minute = b"%d" % (self._now() // 60 * 60)
+        if minute != self._minute:
+            self._minute, self._signed = minute, {}
+        if vm not in self._signed:
+            signature = hmac.digest(self._key, b"%b %b" % (vm.encode(), minute), "sha256").hex()
+            values = (self._token, vm.encode(), minute, signature.encode())
+            self._signed[vm] = tuple(zip(IDENTITY, values, strict=True))
+        return self._signed[vm]
 
 
 class RelayPolicy(ConnectionPolicy):
@@ -118,8 +129,8 @@ class RelayConnection(Connection):
         if cycle.disconnected or self.transport.is_closing():
             return
         headers = response.headers
-        is_framed = response.status in (204, 304) or cycle.scope["method"] == "HEAD"
-        if not is_framed and not any(name.lower() == b"content-length" for name, _ in headers):
+        has_body = response.status not in (204, 304) and cycle.scope["method"] != "HEAD"
+        if has_body and not any(name.lower() == b"content-length" for name, _ in headers):
             headers = [*headers, message.content_length(response.body)]
         if not cycle.keep_alive:
             headers = [*headers, message.CLOSE]
@@ -133,16 +144,9 @@ class RelayConnection(Connection):
             self.transport.close()
         self.on_response_complete()
 
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """A client of a long poll that closes its side is gone."""
-        is_long_poll = any(name == b"prefer" for name, _ in self.headers or ())
-        return not is_long_poll and super().eof_received()
-
 
 class Relay:
     """The application of all bridges."""
-
-    requests_per_guest_max = 32
 
     def __init__(
         self, upstream: Upstream, signer: Signer, now: Callable[[], float] = time.monotonic
@@ -151,14 +155,9 @@ class Relay:
         self._signer = signer
         self._now = now
         self._documents = LastDocuments()
-        self._active: Counter[str] = Counter()
-        self._waiting: set[asyncio.Task[Response]] = set()
-        self._is_stopping = False
 
     async def __call__(self, scope: message.Message, receive: message.Receive, _: object) -> None:
         connection: RelayConnection = scope["connection"]
-        vm = connection.address
-        self._active[vm] += 1
         try:
             status, headers, body = await self._respond(connection, receive)
             connection.check_identity()
@@ -171,23 +170,10 @@ class Relay:
         except Exception:
             log.exception("request failed", path=scope["path"])
             response = _error_response(BUG, connection)
-        finally:
-            self._active[vm] -= 1
-            if not self._active[vm]:
-                del self._active[vm]
         connection.send_response(response)
-
-    def stop(self) -> None:
-        """Respond to all long polls now."""
-        self._is_stopping = True
-        for poll in self._waiting:
-            poll.cancel()
 
     async def _respond(self, connection: RelayConnection, receive: message.Receive) -> Response:
         vm = connection.address
-        if self._active[vm] > self.requests_per_guest_max:
-            most = self.requests_per_guest_max
-            raise TooManyRequests(f"Too many requests. {most} at a time are accepted")
         headers = forwarded_headers(connection.headers)
         has_body = any(name in BODY_FRAMING for name, _ in connection.headers)
         body = await message.read_body(receive) if has_body else None
@@ -201,13 +187,12 @@ class Relay:
         return await self._upstream.send(request)
 
     async def _poll(self, poll: Poll, request: Request, receive: message.Receive) -> Response:
-        response = None
-        if poll.wait_seconds:
-            response = await self._wait(request, poll.wait_seconds, receive)
-            plain = [each for each in request.headers if each[0] != b"prefer"]
-            request = request._replace(headers=plain)
         try:
-            response = response or await self._upstream.send(request)
+            if poll.wait_seconds and self._upstream.has_room:
+                response = await self._wait(request, poll.wait_seconds, receive)
+            else:
+                plain = [each for each in request.headers if each[0] != b"prefer"]
+                response = await self._upstream.send(request._replace(headers=plain))
         except Unavailable:
             if last := self._documents.find(poll, self._now()):
                 return last
@@ -217,29 +202,19 @@ class Relay:
         self._documents.record(poll, response, self._now())
         return response
 
-    async def _wait(
-        self, request: Request, seconds: int, receive: message.Receive
-    ) -> Response | None:
-        """The response to a long poll; None if another request has to be sent, without waiting."""
-        if self._is_stopping or not self._upstream.has_room:
-            return None
+    async def _wait(self, request: Request, seconds: int, receive: message.Receive) -> Response:
+        """The response to a long poll, which is sent once.
+
+        If its server is lost, the guest may be gone too, without a trace if it was reset. Another
+        poll in its name would mean that it is back.
+        """
         seconds_max = min(seconds, WAIT_SECONDS_MAX) + request.seconds_max
         waiting = request._replace(seconds_max=seconds_max, may_repeat=False)
         poll = asyncio.create_task(self._upstream.send(waiting))
-        gone = asyncio.create_task(message.wait_for_disconnect(receive))
-        self._waiting.add(poll)
-        try:
-            await asyncio.wait((poll, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not poll.done():
-                raise ClientGone("the client has disconnected")
-            response = None if poll.cancelled() else poll.result()
-        except ServerLost:
-            return None
-        finally:
-            self._waiting.discard(poll)
-            poll.cancel()
-            gone.cancel()
-        return None if response and response.status in TRY_NEXT else response
+        await wait_for_first(poll, message.wait_for_disconnect(receive))
+        if not poll.done():
+            raise ClientGone("the client has disconnected")
+        return poll.result()
 
 
 def _error_response(error: Error, connection: RelayConnection) -> Response:

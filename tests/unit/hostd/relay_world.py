@@ -21,6 +21,7 @@ from tests.unit.hostd.recording_server import RecordingServer
 T = TypeVar("T")
 SECONDS_MAX = 20.0
 KEY = b"key"
+MINUTE = 1_800_000_000
 
 
 class LoopbackPorts(BridgePorts):
@@ -68,10 +69,10 @@ class RelayWorld:
             await self._stack.enter_async_context(server)
         addresses = (*self._more, *(server.address for server in self.servers))
         self.upstream = Upstream(addresses, self._connections_max)
-        self.relay = Relay(self.upstream, Signer("hostd", KEY), self._now)
+        relay = Relay(self.upstream, Signer("hostd", KEY, lambda: MINUTE + 7.5), self._now)
         policy = RelayPolicy(self.ports, self._limits)
         address = Address("127.0.0.1", 0)
-        self.listener = Listener(self.relay, address, policy, server_name=SERVER_METADATA)
+        self.listener = Listener(relay, address, policy, server_name=SERVER_METADATA)
         await self.listener.start()
 
     def _now(self) -> float:
@@ -85,7 +86,6 @@ class RelayWorld:
         assert self._broken == []
 
     async def _stop(self) -> None:
-        self.relay.stop()
         await self.listener.stop()
         self.upstream.close()
         await self._stack.aclose()

@@ -20,7 +20,7 @@ from forewarn.lab.fault.shown_document import DocumentView, ShownDocument
 from forewarn.lab.fault.tcp import EXTENSION, FilteredConnection
 from forewarn.lab.transcript import Transcript, TranscriptKind, decode_body
 from forewarn.web.http.listener import Application
-from forewarn.web.http.message import Header, Message, Receive, Send
+from forewarn.web.http.message import Header, Message, Receive, Send, join_headers
 from forewarn.web.metadata import request as metadata_request
 from forewarn.wire import document
 
@@ -159,7 +159,7 @@ class Exchange:
         self.sleep = sleep
         self.key = (vm, scope["query_string"])
         """A client asks for one api-version, always in the same way."""
-        headers = metadata_request.join(scope["headers"])
+        headers = join_headers(scope["headers"])
         self.if_none_match = headers.get(IF_NONE_MATCH, b"").decode("latin-1")
         self.body = b""
         self.faults: list[ActiveFault] = []

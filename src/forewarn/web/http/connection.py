@@ -342,11 +342,12 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more: whether to keep the connection for its responses.
 
-        Not after half a request, and not for a stream: that has no end, so the client is gone.
+        Not after half a request. A client of a stream, which has no end, or of a long poll is gone.
         """
         is_stream = self.is_responding and self.cycle.chunked_encoding
+        is_gone = is_stream or any(name == b"prefer" for name, _ in self.headers or ())
         is_pending = self.unparsed or self.state is ConnectionState.RESPONDING
-        self.has_ended = bool(is_pending) and not is_stream and self.transport.can_write_eof()
+        self.has_ended = bool(is_pending) and not is_gone and self.transport.can_write_eof()
         return self.has_ended
 
     def pause_writing(self) -> None:

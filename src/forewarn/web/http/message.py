@@ -1,6 +1,7 @@
 """Pieces of HTTP that listeners share: headers as bytes, client addresses, and bodies."""
 
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -23,6 +24,14 @@ def content_length(body: bytes) -> Header:
 
 def encode_headers(headers: Iterable[Header]) -> bytes:
     return b"".join(b"%b: %b\r\n" % header for header in headers)
+
+
+def join_headers(headers: Iterable[Header]) -> dict[bytes, bytes]:
+    """By name; the values of a repeated header are joined."""
+    values = defaultdict[bytes, list[bytes]](list)
+    for name, value in headers:
+        values[name].append(value)
+    return {name: b", ".join(repeated) for name, repeated in values.items()}
 
 
 def preferred_seconds(prefer: str) -> int:

@@ -37,6 +37,7 @@ from forewarn.web.http.message import (
     Receive,
     Send,
     content_length,
+    join_headers,
     plain_address,
     read_body,
     wait_for_disconnect,
@@ -52,7 +53,7 @@ from forewarn.web.http_status import (
     status_of,
 )
 from forewarn.web.metadata import request as requests
-from forewarn.web.metadata.client_identity import ClientIdentity, identify
+from forewarn.web.metadata.client_identity import ClientIdentity, check_signed_time, identify
 from forewarn.web.metadata.fast_path import document_headers, etag, render
 from forewarn.web.metadata.request import BadVersion, MetadataRequest
 from forewarn.wire import approval, document, instance
@@ -128,12 +129,13 @@ class Metadata:
             vm,
             path,
             scope["query_string"],
-            requests.join(scope["headers"]),
+            join_headers(scope["headers"]),
             address,
         )
 
     async def _reply(self, request: MetadataRequest, receive: Receive) -> Reply:
         client = self._identify(request)
+        check_signed_time(request.headers, self._engine.clock)
         if b"origin" in request.headers:  # browsers send it with every POST, other clients never
             raise Forbidden("Forbidden. Requests from web pages are not accepted")
         now = asyncio.get_running_loop().time()

@@ -12,13 +12,17 @@ from typing import NamedTuple
 from forewarn.auth.tokens import Tokens
 from forewarn.config import Config, Identify
 from forewarn.engine.board import Board, PublishedScope
+from forewarn.engine.clock import Clock
 from forewarn.errors import Forbidden, Invalid
 from forewarn.web.metadata.request import MetadataRequest
 
 ID, SIGNATURE = b"x-instance-id", b"x-instance-id-signature"
 """The headers of OpenStack's metadata proxy; the signature is the HMAC-SHA256 of the id, in hex."""
-HOST = b"x-forewarn-host"
-"""Where a host daemon signs: the name of its token, whose digest is the key."""
+HOST, TIME = b"x-forewarn-host", b"x-forewarn-time"
+"""Where a host daemon signs: the name of its token, whose digest is the key, and the time, which is
+signed with the id. So whoever has read a request can repeat it for a few minutes only.
+"""
+SIGNED_SECONDS_MAX = 300
 
 
 class ClientIdentity(NamedTuple):
@@ -33,6 +37,7 @@ class HostSignature(NamedTuple):
 
     token: str
     id: str
+    time: int
     signature: bytes
 
 
@@ -41,7 +46,29 @@ def read_host_signature(headers: Mapping[bytes, bytes]) -> HostSignature | None:
     if HOST not in headers:
         return None
     name, vm_id = (headers.get(each, b"").decode("latin-1") for each in (HOST, ID))
-    return HostSignature(name, vm_id, headers.get(SIGNATURE, b""))
+    time = headers.get(TIME, b"")
+    seconds = int(time) if time.isdigit() and len(time) < 20 else 0
+    return HostSignature(name, vm_id, seconds, headers.get(SIGNATURE, b""))
+
+
+def accepted_times(clock: Clock) -> range:
+    """When a host daemon may have signed a request that arrives now.
+
+    If the machine's clock has jumped, either time may be right: guests must not all be refused.
+    """
+    now = int(clock.now().timestamp())
+    other = now + int(clock.jump_seconds)
+    return range(min(now, other) - SIGNED_SECONDS_MAX, max(now, other) + SIGNED_SECONDS_MAX + 1)
+
+
+def check_signed_time(headers: Mapping[bytes, bytes], clock: Clock) -> None:
+    """Forbidden if a host daemon has signed too long ago. A long poll may take longer than that."""
+    signed = read_host_signature(headers)
+    if signed is not None and signed.time not in accepted_times(clock):
+        raise Forbidden(
+            "Forbidden. The signature is of another time; the clock of the host may differ from the"
+            f" server's by {SIGNED_SECONDS_MAX} seconds"
+        )
 
 
 def find_signed_vm(signed: HostSignature, board: Board, tokens: Tokens | None) -> str:
@@ -52,7 +79,8 @@ def find_signed_vm(signed: HostSignature, board: Board, tokens: Tokens | None) -
     token = tokens.find_host_token(signed.token) if tokens is not None else None
     if token is None:
         raise Forbidden(f"Forbidden. {signed.token!r} is not a valid token of a host daemon")
-    if not _is_signature(signed.signature, signed.id.encode("latin-1"), token.digest.encode()):
+    value = f"{signed.id} {signed.time}".encode("latin-1")
+    if not _is_signature(signed.signature, value, token.digest.encode()):
         raise Forbidden("Forbidden. The signature does not match the instance id")
     name = _find_id(signed.id, board)
     if name not in board.hosts.get(token.host, ()):

@@ -39,6 +39,7 @@ from forewarn.web.http.message import (
     Header,
     content_length,
     encode_headers,
+    join_headers,
     plain_address,
 )
 from forewarn.web.http_status import metadata_body
@@ -47,6 +48,7 @@ from forewarn.web.metadata.client_identity import (
     ID,
     SIGNATURE,
     HostSignature,
+    accepted_times,
     find_signed_vm,
     read_host_signature,
 )
@@ -119,6 +121,7 @@ class Polls(ConnectionPolicy):
         self.ok = self.unchanged = b""
         self.documents_count = self.unchanged_count = self.waiting = 0
         self.now = engine.clock.now().timestamp()
+        self.signed_times = accepted_times(engine.clock)
         self._tokens = tokens
         self._engine = engine
         self._config = config
@@ -140,6 +143,7 @@ class Polls(ConnectionPolicy):
         self.ok, self.unchanged = STATUS_LINE[200] + headers, STATUS_LINE[304] + headers
         at = self._engine.clock.now()
         self.now = at.timestamp()
+        self.signed_times = accepted_times(self._engine.clock)
         self._engine.last_polls.count_silent(at, self._engine.timing)
         super().tick(state, now)
 
@@ -163,8 +167,10 @@ class Polls(ConnectionPolicy):
     def respond(self, poll: ParsedPoll, address: str) -> bytes | None:
         """The whole response; empty if a long poll has to wait for it.
 
-        None if the client is unknown or the poll must be recorded first.
+        None if the client is refused or unknown, or the poll must be recorded first.
         """
+        if poll.signed is not None and poll.signed.time not in self.signed_times:
+            return None
         name = self.find_name(poll, address)
         place = self.board.vms.get(name)
         if place is None or place.fresh_until <= self.now or name in (place.booting or ()):
@@ -197,7 +203,7 @@ class Polls(ConnectionPolicy):
 
         With a rate limit the application must see every request.
         """
-        joined = requests.join(headers)
+        joined = join_headers(headers)
         path, _, query = url.partition(b"?")
         signed = read_host_signature(joined)
         unusual = UNUSUAL_HEADERS if signed is None else UNUSUAL_SIGNED_HEADERS
@@ -392,8 +398,3 @@ class MetadataConnection(Connection):
             self.cycle.keep_alive = True
             keep_alive = (b"connection", b"keep-alive")
             self.cycle.default_headers = [*self.cycle.default_headers, keep_alive]
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """A client of a long poll that closes its side is gone."""
-        is_long_poll = any(name == b"prefer" for name, _ in self.headers or ())
-        return not is_long_poll and super().eof_received()

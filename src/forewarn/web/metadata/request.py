@@ -3,14 +3,13 @@
 Pure, and shared by the fast path and the application. Who sends it is in `client_identity.py`.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from forewarn.config import Config
 from forewarn.errors import Invalid
-from forewarn.web.http.message import Header, preferred_seconds
+from forewarn.web.http.message import preferred_seconds
 from forewarn.web.http_status import WrongMethod
 from forewarn.wire import versions
 from forewarn.wire.versions import BY_NAME, INSTANCE_VERSIONS, Version
@@ -52,13 +51,6 @@ class MetadataRequest:
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
-
-
-def join(headers: Iterable[Header]) -> dict[bytes, bytes]:
-    values = defaultdict[bytes, list[bytes]](list)
-    for name, value in headers:
-        values[name].append(value)
-    return {name: b", ".join(repeated) for name, repeated in values.items()}
 
 
 def split(path: str) -> tuple[str, str]:

@@ -4,10 +4,11 @@ import asyncio
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import pytest
+from uvicorn.server import ServerState
 
 from forewarn.auth.tokens import Role, Tokens
 from forewarn.config import Config, Identify
@@ -18,7 +19,7 @@ from forewarn.errors import Forbidden
 from forewarn.lab.clock import VirtualClock
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.admission import Limits
-from forewarn.web.metadata.client_identity import identify
+from forewarn.web.metadata.client_identity import check_signed_time, identify
 from forewarn.web.metadata.fast_path import Polls
 from forewarn.web.metadata.request import MetadataRequest
 from tests.builders import NOON
@@ -29,13 +30,19 @@ URL = b"/metadata/scheduledevents?api-version=2020-07-01"
 CONFIG = Config(identify=(Identify.ADDRESS,))
 
 
-def signed(vm_id: str, by: str = "kvm-a", secret: str = "") -> dict[bytes, bytes]:
+def signed(
+    vm_id: str, by: str = "kvm-a", secret: str = "", at: datetime = NOON
+) -> dict[bytes, bytes]:
     """What the daemon sends: its key is the digest of its token's secret, in hexadecimal."""
     key = hashlib.sha256((secret or SECRETS[by]).encode()).hexdigest().encode()
+    time = int(at.timestamp())
     return {
         b"x-forewarn-host": by.encode(),
         b"x-instance-id": vm_id.encode(),
-        b"x-instance-id-signature": hmac.digest(key, vm_id.encode(), "sha256").hex().encode(),
+        b"x-forewarn-time": b"%d" % time,
+        b"x-instance-id-signature": hmac.digest(key, f"{vm_id} {time}".encode(), "sha256")
+        .hex()
+        .encode(),
     }
 
 
@@ -48,7 +55,9 @@ class World(NamedTuple):
 
     def identify(self, headers: dict[bytes, bytes], vm: str = "") -> str:
         request = MetadataRequest("GET", vm, "/metadata/scheduledevents", b"", headers, "10.0.0.1")
-        return identify(request, self.engine.board, CONFIG, b"", self.tokens).vm
+        name = identify(request, self.engine.board, CONFIG, b"", self.tokens).vm
+        check_signed_time(headers, self.engine.clock)
+        return name
 
     def poll(self, headers: dict[bytes, bytes]) -> bytes | None:
         """The response of the fast path; None if it leaves the request to the application."""
@@ -100,6 +109,11 @@ WRONG = [
     ({**signed(WEB_0), b"x-forewarn-host": b""}, "not a valid token"),
     ({**signed(WEB_0, secret="c" * 64), b"x-forewarn-host": b"root"}, "not a valid token"),
     ({b"x-forewarn-host": b"kvm-a"}, "signature does not match"),
+    ({**signed(WEB_0), b"x-forewarn-time": b""}, "signature does not match"),
+    ({**signed(WEB_0), b"x-forewarn-time": b"%d" % (NOON.timestamp() + 1)}, "does not match"),
+    ({**signed(WEB_0), b"x-forewarn-time": b"9" * 5000}, "signature does not match"),
+    (signed(WEB_0, at=NOON - timedelta(seconds=301)), "The signature is of another time"),
+    (signed(WEB_0, at=NOON + timedelta(seconds=301)), "server's by 300 seconds"),
 ]
 
 
@@ -134,6 +148,41 @@ def test_revoked_token_and_moved_vm_count_at_the_next_poll() -> None:
         assert world.poll(signed(WEB_0, "kvm-b")) is None
         with pytest.raises(Forbidden, match="'kvm-b' is not a valid token of a host daemon"):
             world.identify(signed(WEB_0, "kvm-b"))
+
+    with_world(test)
+
+
+@pytest.mark.parametrize("seconds", [-300, 300])
+def test_clock_of_a_host_may_be_five_minutes_off(seconds: int) -> None:
+    async def test(world: World) -> None:
+        headers = signed(WEB_0, at=NOON + timedelta(seconds=seconds))
+        assert world.identify(headers) == "web-0"
+        assert world.poll(headers) is not None
+
+    with_world(test)
+
+
+def test_signature_that_was_read_by_somebody_is_useless_soon() -> None:
+    """The fast path remembers the bytes of a poll, not that they were sent in time."""
+
+    async def test(world: World) -> None:
+        assert world.poll(signed(WEB_0)) is not None
+        await world.engine.clock.advance(timedelta(seconds=301))  # type: ignore[attr-defined]
+        world.polls.tick(ServerState(), 301.0)
+        assert world.poll(signed(WEB_0)) is None
+
+    with_world(test)
+
+
+@pytest.mark.parametrize("jump_seconds", [-3600.0, 3600.0])
+def test_jump_of_the_servers_clock_refuses_no_guest(jump_seconds: float) -> None:
+    """The service ignores the jump until its restart. The new time may well be the right one."""
+
+    async def test(world: World) -> None:
+        world.engine.clock.jump_seconds = jump_seconds
+        jumped = NOON + timedelta(seconds=jump_seconds)
+        for at in (NOON, jumped):
+            assert world.identify(signed(WEB_0, at=at)) == "web-0"
 
     with_world(test)
 

@@ -6,12 +6,12 @@ import pytest
 
 from forewarn.config import Config
 from forewarn.errors import Invalid
+from forewarn.web.http.message import join_headers
 from forewarn.web.metadata.request import (
     BadVersion,
     MetadataRequest,
     events_version,
     instance_version,
-    join,
     normalize,
     parse_query,
     split,
@@ -78,12 +78,12 @@ def test_duplicate_query_parameter_is_rejected(query: bytes) -> None:
 
 
 def test_repeated_headers_are_joined() -> None:
-    assert join([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]) == {b"a": b"1, 3", b"b": b"2"}
+    assert join_headers([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]) == {b"a": b"1, 3", b"b": b"2"}
 
 
 def test_joining_equal_headers_takes_time_linear_in_their_number() -> None:
     """Headers are joined before the client is known."""
-    assert growth(lambda size: join([(b"a", b"b" * 20)] * size), 5_000) < LINEAR_MAX
+    assert growth(lambda size: join_headers([(b"a", b"b" * 20)] * size), 5_000) < LINEAR_MAX
 
 
 @pytest.mark.parametrize("value", [b"true", b"True", b"TRUE", b"true "])
