@@ -10,8 +10,8 @@ from forewarn.errors import Invalid
 from forewarn.hostd.inventory import ListedVm, Report
 from forewarn.log import log
 from forewarn.platform.libvirt.connection import LibvirtHosts
-from forewarn.platform.libvirt.discovery import describe, list_leases
-from forewarn.platform.libvirt.domain_xml import DiscoveredVm, Leases
+from forewarn.platform.libvirt.discovery import list_domains
+from forewarn.platform.libvirt.domain_xml import DiscoveredVm
 
 EVENTS = (
     libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE,
@@ -29,7 +29,7 @@ class LibvirtSource:
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._watched: Any = None
-        self._logged: dict[str, str] = {}
+        self._logged: set[str] = set()
         self.woken = asyncio.Event()
 
     async def list_vms(self) -> Report:
@@ -39,22 +39,13 @@ class LibvirtSource:
         """Runs in a thread."""
         if connection is not self._watched:
             self._watch(connection)
-        leases = list_leases(connection)
-        handles = sorted(connection.listAllDomains(), key=lambda handle: str(handle.name()))
-        found = [self._describe(handle, leases) for handle in handles]
-        vms = tuple(to_listed(vm) for vm in found if vm is not None and vm.ignore != "yes")
+        problems = list[Invalid]()
+        found = list_domains(connection, self._host, problems)
+        for message in {each.message for each in problems} - self._logged:
+            log.warning("metadata of a domain ignored", problem=message)
+        self._logged = {each.message for each in problems}
+        vms = tuple(to_listed(vm) for vm in found if vm.ignore != "yes")
         return Report(connection.getInfo()[1] << 20, vms)
-
-    def _describe(self, handle: Any, leases: Leases) -> DiscoveredVm | None:
-        """A domain whose metadata is not valid is reported without: it must not disappear."""
-        try:
-            return describe(handle, self._host, leases)
-        except Invalid as error:
-            name = str(error.facts["domain"])
-            if self._logged.get(name) != error.message:
-                self._logged[name] = error.message
-                log.warning("metadata of a domain ignored", problem=error.message)
-            return describe(handle, self._host, leases, with_metadata=False)
 
     def _watch(self, connection: Any) -> None:
         for event in EVENTS:

@@ -12,6 +12,7 @@ import shutil
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
+from operator import attrgetter
 
 from forewarn.errors import ImpactFailed, Invalid
 from forewarn.option_kind import PLACEHOLDER, PLACEHOLDERS, ExecCommand
@@ -22,6 +23,11 @@ PIPE_BYTES = 65_536
 """How much a pipe holds, so one read empties it."""
 LOOK_SECONDS = 0.05
 HOST_LINE = re.compile(r"^host=([A-Za-z0-9_][A-Za-z0-9._-]{0,127})\s*$", re.MULTILINE)
+
+PLACEHOLDER_VALUES = attrgetter(
+    *("event_id", "type", "cause", "tries", "duration_seconds", "scope"),
+    *("vm.name", "vm.id", "vm.address", "vm.host"),
+)
 
 
 class ExecPlatform:
@@ -59,7 +65,7 @@ class ExecPlatform:
             raise ImpactFailed(
                 f"no command for {request.type}; set exec_command for it", type=request.type
             )
-        values = _placeholder_values(request)
+        values = dict(zip(PLACEHOLDERS, map(str, PLACEHOLDER_VALUES(request)), strict=True))
         variables = {f"FOREWARN_{name.upper()}": value for name, value in values.items()}
         words = tuple(PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in words)
         with closing(Output()) as output:
@@ -139,20 +145,6 @@ class Output:
             self._tail = (self._tail + chunk)[-OUTPUT_BYTES_MAX:]
             if not chunk:
                 asyncio.get_running_loop().remove_reader(self._outlet)
-
-
-def _placeholder_values(request: ImpactRequest) -> dict[str, str]:
-    vm = request.vm
-    values = (
-        request.event_id,
-        request.type,
-        request.cause,
-        request.tries,
-        request.duration_seconds,
-        request.scope,
-        *(vm.name, vm.id, vm.address, vm.host),
-    )
-    return dict(zip(PLACEHOLDERS, map(str, values), strict=True))
 
 
 def resolve_program(

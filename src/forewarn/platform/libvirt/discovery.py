@@ -8,6 +8,7 @@ from typing import Any
 import libvirt
 from msgspec.structs import replace
 
+from forewarn.errors import Invalid
 from forewarn.platform.libvirt.connection import LibvirtHosts, ignoring
 from forewarn.platform.libvirt.domain_xml import DiscoveredVm, Leases, parse
 
@@ -25,34 +26,29 @@ async def discover(libvirts: LibvirtHosts, hosts: Iterable[str]) -> dict[str, li
     """
 
     async def look(host: str) -> tuple[str, list[DiscoveredVm]]:
-        return await libvirts.ask(host, lambda connection: _describe_all(connection, host))
+        def describe(connection: Any) -> tuple[str, list[DiscoveredVm]]:
+            name = host or connection.getHostname()
+            return name, list_domains(connection, name)
+
+        return await libvirts.ask(host, describe)
 
     return dict(await libvirts.for_each(hosts, look))
 
 
-def _describe_all(connection: Any, host: str) -> tuple[str, list[DiscoveredVm]]:
-    host = host or connection.getHostname()
-    handles = sorted(connection.listAllDomains(), key=lambda handle: str(handle.name()))
-    leases = list_leases(connection)
-    found = (describe(handle, host, leases) for handle in handles)
-    return host, [vm for vm in found if vm is not None]
+def list_domains(
+    connection: Any, host: str, problems: list[Invalid] | None = None
+) -> list[DiscoveredVm]:
+    """Return the domains of a host. One that is still on its way there is not active.
 
-
-def describe(
-    handle: Any, host: str, leases: Leases, *, with_metadata: bool = True
-) -> DiscoveredVm | None:
-    """Return the domain, None if it ended meanwhile. One that is still on its way here is off."""
-    with ignoring(libvirt.VIR_ERR_NO_DOMAIN):
-        vm = parse(
-            handle.XMLDesc(),
-            host=host,
-            is_active=bool(handle.isActive()),
-            leases=leases,
-            with_metadata=with_metadata,
-        )
-        is_incoming = tuple(handle.state()) in INCOMING
-        return replace(vm, is_active=vm.is_active and not is_incoming)
-    return None
+    Metadata that is not valid is ignored if there is a list for the `problems`.
+    """
+    found, leases = list[DiscoveredVm](), list_leases(connection)
+    for handle in sorted(connection.listAllDomains(), key=lambda handle: str(handle.name())):
+        with ignoring(libvirt.VIR_ERR_NO_DOMAIN):  # it ended meanwhile
+            xml, is_active, state = handle.XMLDesc(), bool(handle.isActive()), handle.state()
+            vm = parse(xml, host=host, is_active=is_active, leases=leases, problems=problems)
+            found.append(replace(vm, is_active=is_active and tuple(state) not in INCOMING))
+    return found
 
 
 def list_leases(connection: Any) -> Leases:

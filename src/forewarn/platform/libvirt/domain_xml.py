@@ -50,20 +50,27 @@ class DiscoveredVm(DomainMetadata, frozen=True, kw_only=True):
 
 
 def parse(
-    xml: str, *, host: str, is_active: bool, leases: Leases, with_metadata: bool = True
+    xml: str, *, host: str, is_active: bool, leases: Leases, problems: list[Invalid] | None = None
 ) -> DiscoveredVm:
-    """Parse a domain's XML. Invalid if our element in its metadata is."""
+    """Parse a domain's XML. Invalid if our element in its metadata is.
+
+    With a list of `problems` that is added there, and the element is ignored.
+    """
     root = ElementTree.fromstring(xml)  # noqa: S314 what libvirt wrote, with libvirt's limits
     name, ours = root.findtext("name", ""), root.find(f"metadata/{{{NAMESPACE}}}vm")
-    attributes = ours.attrib if ours is not None and with_metadata else {}
+    attributes = ours.attrib if ours is not None else {}
     try:
         metadata = msgspec.convert(attributes, DomainMetadata, strict=False)
     except msgspec.ValidationError as error:
-        raise Invalid(
+        problem = Invalid(
             f"metadata of domain {name!r}: {error}, got {attributes};"
             f" kind is one of {', '.join(ScopeKind)}, domains are numbers from 0 to 99",
             domain=name,
-        ) from error
+        )
+        if problems is None:
+            raise problem from error
+        problems.append(problem)
+        metadata = DomainMetadata()
     ports = [target.get("dev", "") for target in root.iterfind("devices/interface/target")]
     macs = [mac.get("address", "").lower() for mac in root.iterfind("devices/interface/mac")]
     return DiscoveredVm(

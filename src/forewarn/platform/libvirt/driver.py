@@ -57,6 +57,7 @@ MIGRATION_SECONDS_MAX = 86_400.0
 """`impact_seconds_max`, the limit of every impact, is reached first."""
 STARTS = (Cause.RESTART, Cause.REDEPLOY, Cause.FAILED)
 """Causes that start a VM that is off. Maintenance leaves it off."""
+IN_PLACE = "started again: there is no other host"
 GONE_IS_DONE = (EventType.PREEMPT, EventType.TERMINATE)
 
 
@@ -207,14 +208,9 @@ class LibvirtPlatform:
             await domain.do(suspend_or_give_up)
             await self.clock.sleep_until(self.clock.now() + duration)
             await domain.do(marker.resume)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ImpactFailed):
             has_given_up.set()
             run_to_completion(resume_at_last)
-            raise
-        except ImpactFailed:
-            has_given_up.set()
-            with suppress(ImpactFailed):
-                await domain.do(marker.resume)
             raise
 
     async def _reboot(self, request: ImpactRequest, domain: Domain) -> ImpactResult:
@@ -319,9 +315,12 @@ class LibvirtPlatform:
                 how = how or await self._stop(domain)
                 refusal = await self._try_start(there, domain) if should_run else ""
                 if not refusal:
+                    await self._settle(there, domain)
                     how += "" if should_run else " and stays off"
-                    result = await self._leave(domain, there, "; ".join((how, *failures)))
-                    return replace(result, is_back=not should_run)
+                    has_moved = target != domain.host
+                    end = f"moved to {target}" if has_moved else IN_PLACE
+                    detail = "; ".join((how, *failures, end))
+                    return ImpactResult(target * has_moved, detail, is_back=not should_run)
                 failures.append(f"{target} failed: {refusal}")
         if not await domain.is_off():
             await domain.do(marker.unmark)
@@ -344,14 +343,11 @@ class LibvirtPlatform:
                 return str(error)
         return ""
 
-    async def _leave(self, domain: Domain, there: Domain, how: str) -> ImpactResult:
-        """Undefine what is left here of a VM that is on its new host."""
-        if there.host == domain.host:
-            await there.do(marker.unmark)
-            return ImpactResult(detail=f"{how}; started again: there is no other host")
-        await domain.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+    async def _settle(self, there: Domain, left: Domain | None) -> None:
+        """Undefine what is left on its old host of a VM that is on its new one."""
+        if left is not None and left.host != there.host and await left.is_off():
+            await left.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
         await there.do(marker.unmark)
-        return ImpactResult(host=there.host, detail=f"{how}; moved to {there.host}")
 
     async def _finish_move(
         self, request: ImpactRequest, domain: Domain, source: str
@@ -364,10 +360,7 @@ class LibvirtPlatform:
         if is_off and await self._should_start(request, domain):
             await domain.do(marker.start)
             is_off = False
-        left = await self.libvirts.find(source, request.vm)
-        if left is not None and await left.is_off():
-            await left.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
-        await domain.do(marker.unmark)
+        await self._settle(domain, await self.libvirts.find(source, request.vm))
         detail = f"{'off' if is_off else 'running'} on {domain.host}"
         return ImpactResult(host=domain.host, detail=detail, is_back=is_off)
 

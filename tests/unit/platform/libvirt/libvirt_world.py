@@ -170,11 +170,13 @@ class Host:
         return getattr(self._connection, verb)
 
     def lookupByName(self, name: str) -> Guest:
-        return Guest(
-            self._connection.lookupByName(name),
-            self,
-            {"connect": lambda handle: self, **self._ways},
-        )
+        return self._guest(self._connection.lookupByName(name))
+
+    def listAllDomains(self, *flags: int) -> list[Guest]:
+        return [self._guest(handle) for handle in self._connection.listAllDomains(*flags)]
+
+    def _guest(self, handle: Any) -> Guest:
+        return Guest(handle, self, {"connect": lambda handle: self, **self._ways})
 
     def domainEventRegisterAny(
         self, domain: Any, what: int, listener: Callable[..., None], more: Any

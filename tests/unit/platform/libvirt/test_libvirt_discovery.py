@@ -9,10 +9,10 @@ import pytest
 
 from forewarn.option_kind import HostUri
 from forewarn.platform.libvirt.connection import LibvirtHosts, open_connection
-from forewarn.platform.libvirt.discovery import describe, discover
+from forewarn.platform.libvirt.discovery import discover, list_domains
 from forewarn.platform.libvirt.domain_xml import DiscoveredVm
 from tests.builders import guid
-from tests.unit.platform.libvirt.libvirt_world import URIS, Guest, Host, LibvirtWorld, domain_xml
+from tests.unit.platform.libvirt.libvirt_world import URIS, Host, LibvirtWorld, domain_xml
 
 pytestmark = pytest.mark.system
 
@@ -70,10 +70,10 @@ def test_domain_that_is_still_migrated_here_does_not_run_here(
 ) -> None:
     """The migration may fail, so its impact is not done. The guest is already plugged in."""
     world = LibvirtWorld(tmp_path)
-    ways = {"state": lambda handle: [libvirt.VIR_DOMAIN_PAUSED, reason]}
-    found = describe(Guest(world.web, Host(world.on("host-a")), ways), "host-a", {})
+    host = Host(world.on("host-a"), state=lambda handle: [libvirt.VIR_DOMAIN_PAUSED, reason])
 
-    assert found is not None
+    (found,) = list_domains(host, "host-a")
+
     assert (found.is_active, found.ports) == (is_active, ("testnet0",))
 
 
