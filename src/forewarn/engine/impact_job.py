@@ -1,33 +1,32 @@
 """One impact that a server carries out: claim it, run it, record the result, wait for the VM."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Awaitable
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
 from forewarn.core.command import Back, Claim, Finish, Release
-from forewarn.core.draft import DETAIL_LENGTH_MAX
 from forewarn.core.event import Impact, ImpactState
 from forewarn.core.fleet import Scope
 from forewarn.core.machine import Outcome
 from forewarn.engine.clock import within
 from forewarn.engine.engine import Engine
 from forewarn.engine.transaction import LeaseLost
-from forewarn.errors import HostUnreachable, ImpactFailed, NotFound, RecordUnreadable, Unavailable
+from forewarn.errors import HostUnreachable, NotFound, RecordUnreadable, Unavailable
 from forewarn.platform.base import (
-    SHORTAGES,
     BackWatcher,
     ImpactRequest,
     ImpactResult,
     Platform,
     make_request,
+    run_platform_call,
 )
 from forewarn.store.base import Lease
 
 RETRY = timedelta(seconds=1)
 RETRY_MAX = timedelta(seconds=30)
-PROBLEM_LENGTH_MAX = 500
 IMPACTS_FINISHED_ALONE_MAX = 64
 FINISH_TOGETHER = timedelta(seconds=0.1)
 """In a scope with more impacts than this, those that end within so short a time are recorded
@@ -127,45 +126,23 @@ class ImpactJob:
         finish = Finish(
             event_id=request.event_id, vm=request.vm.name, worker=self.worker, tries=request.tries
         )
-        try:
-            result = await self._call_until_started(request)
-            detail = result.detail[:DETAIL_LENGTH_MAX]
-            return replace(finish, host=result.host, detail=detail, is_back=result.is_back)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return replace(finish, problem="the platform cancelled the call")
-        except LeaseLost:
-            raise
-        except HostUnreachable:
-            return Release(worker=self.worker, event_id=finish.event_id, vm=finish.vm)
-        except Exception as error:  # whatever a platform raises is a failed attempt
-            output = str(error.facts.get("output", "")) if isinstance(error, ImpactFailed) else ""
-            problem = (str(error) or type(error).__name__)[:PROBLEM_LENGTH_MAX]
-            return replace(finish, problem=problem, detail=output[:DETAIL_LENGTH_MAX])
+        log, clock, vm = self.engine.throttled_log, self.engine.clock, request.vm.name
 
-    async def _call_until_started(self, request: ImpactRequest) -> ImpactResult:
-        """Call the platform; again while this machine lacks the resources to start the call.
-
-        A lack of resources is not a failed attempt.
-        """
-        clock, pause = self.engine.clock, RETRY
-        give_up_at = clock.now() + self.limit
-        while True:  # ends when the call started, when its time is up, or when cancelled
+        def start() -> Awaitable[ImpactResult]:
             call = asyncio.ensure_future(self._call(request))
             self.calls.add(call)
             call.add_done_callback(self.calls.discard)
-            try:
-                return await within(clock, self.limit, call)
-            except OSError as error:
-                if error.errno not in SHORTAGES or clock.now() + pause >= give_up_at:
-                    raise
-                self.engine.throttled_log.warn(
-                    "platform call not started", vm=request.vm.name, problem=error.strerror
-                )
-            await clock.sleep_until(clock.now() + pause)
-            pause = min(2 * pause, RETRY_MAX)
+            return within(clock, self.limit, call)
+
+        def warn(problem: str) -> None:
+            log.warn("platform call not started", vm=vm, problem=problem)
+
+        try:
+            passing = LeaseLost, HostUnreachable
+            result = await run_platform_call(start, clock, self.limit, warn, passing)
+        except HostUnreachable:
+            return Release(worker=self.worker, event_id=finish.event_id, vm=vm)
+        return replace(finish, **asdict(result))
 
     async def _call(self, request: ImpactRequest) -> ImpactResult:
         """Call the platform if the lease is held.

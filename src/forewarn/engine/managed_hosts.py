@@ -72,10 +72,8 @@ class ManagedHosts:
         before, after = unless_forgotten(before), unless_forgotten(after)
         old, new = before.vms if before else {}, after.vms if after else {}
         for vm_id in old.keys() - new.keys():
-            others = tuple(each for each in self._reported_by[vm_id] if each != host)
-            self._reported_by[vm_id] = others
-            if not others:
-                del self._reported_by[vm_id]
+            others = tuple(each for each in self._reported_by.pop(vm_id) if each != host)
+            self._reported_by.update({vm_id: others} if others else {})
         for vm_id in new.keys() - old.keys():
             self._reported_by[vm_id] = (*self._reported_by.get(vm_id, ()), host)
         self._engine.board.declare_hosts((host,) if before else (), (host,) if after else ())
@@ -88,13 +86,12 @@ class ManagedHosts:
         """Whether it had a daemon."""
         return self._engine.records.get(HOST_KEY.format(host)).value is not self.find(host)
 
-    def has_lease(self, server: str) -> bool:
-        return self._engine.records.get(lease_key(server)).value is not None
-
     def is_unreachable(self, host: str) -> bool:
         """Whether no server has contact with the daemon of this host."""
-        record = self.find(host)
-        return record is not None and not (record.server and self.has_lease(record.server))
+        record, records = self.find(host), self._engine.records
+        if record is None:
+            return False
+        return not record.server or records.get(lease_key(record.server)).value is None
 
     def count_unreachable(self) -> int:
         return len(self._all()) - len(self.connected())

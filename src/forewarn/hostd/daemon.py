@@ -93,15 +93,8 @@ async def run_relay(
 
 def make_platform(config: HostdConfig) -> Platform:
     """The platform; it moves VMs only to the hosts that the server names."""
-    return open_platform(
-        config.platform_config(),
-        RealClock(),
-        durations=Timing().duration,
-        hosts=lambda: (),
-        avoid=dict,
-        scope_hosts=lambda scope: (),
-        environ=os.environ,
-    )
+    durations, shared = Timing().duration, config.platform_config()
+    return open_platform(shared, RealClock(), durations=durations, environ=os.environ)
 
 
 def make_source(config: HostdConfig, platform: Platform) -> Source:

@@ -1,15 +1,21 @@
 """The platform interface: what carries impacts out. A platform never writes to the store."""
 
+import asyncio
 import errno
-from dataclasses import dataclass
-from datetime import datetime
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Protocol, runtime_checkable
 
 from forewarn.core.event import UNKNOWN_SECONDS, Cause, EventType, Impact, is_move
 from forewarn.core.fleet import Scope, Vm
+from forewarn.errors import ImpactFailed
 
 SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
 """OSErrors that mean this machine lacks file descriptors, memory or processes for now."""
+SHORTAGE_PAUSE, SHORTAGE_PAUSE_MAX = timedelta(seconds=1), timedelta(seconds=30)
+PROBLEM_LENGTH_MAX, DETAIL_LENGTH_MAX = 500, 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ def make_request(scope: Scope, impact: Impact) -> ImpactRequest | None:
 
 @dataclass(frozen=True, slots=True)
 class ImpactResult:
-    """The impact succeeded.
+    """How an impact ended. A platform raises a problem; `run_platform_call` puts it in here.
 
     `host` is where the VM runs now, empty if it did not move. `detail` is for the history.
     `is_back` is False if the VM was restarted and may still boot.
@@ -60,6 +66,7 @@ class ImpactResult:
     host: str = ""
     detail: str = ""
     is_back: bool = True
+    problem: str = ""
 
 
 class Sleeper(Protocol):
@@ -89,3 +96,38 @@ class BackWatcher(Protocol):
 
         `request.vm.host` is where the VM is now.
         """
+
+
+async def run_platform_call(
+    call: Callable[[], Awaitable[ImpactResult]],
+    clock: Sleeper,
+    limit: timedelta,
+    on_shortage: Callable[[str], None],
+    passing: tuple[type[Exception], ...] = (),
+) -> ImpactResult:
+    """Call a platform and return its result; whatever it raises is a `problem`, unless `passing`.
+
+    If this machine lacks the resources to start the call, that is not a failed try: it is called
+    again, up to `limit`, and `on_shortage` gets what is missing.
+    """
+    give_up_at, pause = clock.now() + limit, SHORTAGE_PAUSE
+    while True:  # ends when the call started, when its time is up, or when cancelled
+        try:
+            result = await call()
+            return replace(result, detail=result.detail[:DETAIL_LENGTH_MAX])
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return ImpactResult(problem="the platform cancelled the call")
+        except passing:
+            raise
+        except Exception as error:
+            number = error.errno if isinstance(error, OSError) else None
+            if number not in SHORTAGES or clock.now() + pause >= give_up_at:
+                output = error.facts.get("output", "") if isinstance(error, ImpactFailed) else ""
+                problem = (str(error) or type(error).__name__)[:PROBLEM_LENGTH_MAX]
+                return ImpactResult(detail=str(output)[:DETAIL_LENGTH_MAX], problem=problem)
+            on_shortage(os.strerror(number))
+        await clock.sleep_until(clock.now() + pause)
+        pause = min(2 * pause, SHORTAGE_PAUSE_MAX)
