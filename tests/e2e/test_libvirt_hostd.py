@@ -24,8 +24,30 @@ def test_domains_are_in_the_fleet_and_are_restarted(tmp_path: Path) -> None:
             web = world.vms()["web-0"]
             assert (web["host"], web["scope"]) == ("host-a", "web")
             world.restart()
-            eventually(lambda: "restarted" in world.changes())
             world.wait_until_completed()
+            assert "impacted" in world.changes()
+        finally:
+            daemon.kill()
+
+
+def test_vm_that_an_impact_stopped_is_started_if_its_event_is_over(tmp_path: Path) -> None:
+    """The event ended while the daemon was away, and nobody else would start the VM."""
+    marker = (
+        "<i:impact xmlns:i='urn:forewarn:impact:1' event='over' host='host-a' target='host-a'/>"
+    )
+    stopped = domain_xml("web-0", 1, OURS + marker).replace(
+        "<domain type='test'>",
+        "<domain type='test' xmlns:test='http://libvirt.org/schemas/domain/test/1.0'>"
+        "<test:runstate>5</test:runstate>",
+    )
+    with hosting(tmp_path) as world:
+        uri = uri_of(tmp_path, stopped)
+        daemon = HostDaemon(tmp_path, [world.server.control], "--libvirt-uri", uri)
+        try:
+            daemon.start()
+            world.wait_for_vms("web-0")
+            eventually(lambda: world.vms()["web-0"]["power"] == "running")
+            assert "VM recovered" in daemon.log.read_text()
         finally:
             daemon.kill()
 

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from forewarn.engine.clock import RealClock
 from forewarn.errors import ImpactFailed
 from forewarn.option_kind import HostUri
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.platform.libvirt.connection import LibvirtHosts
+from forewarn.platform.libvirt.connection import LibvirtHosts, open_connection
 from forewarn.platform.libvirt.discovery import discover
 from forewarn.platform.libvirt.driver import LibvirtPlatform
 from forewarn.platform.libvirt.marker import read
@@ -30,6 +31,7 @@ from forewarn.platform.libvirt.targets import Targets
 from tests.builders import guid
 from tests.e2e.history_file import changes_in
 from tests.e2e.service import Service, running
+from tests.unit.platform.libvirt.test_libvirt_targets import Target
 from tests.vm.real_libvirt import REBOOTS_BY_ITSELF, RealHost, real_hosts, wait_for
 
 Hosts = dict[str, RealHost]
@@ -55,9 +57,13 @@ def hosts(made: Hosts) -> Iterator[Hosts]:
         host.clear()
 
 
-def libvirts(hosts: Hosts, call_seconds_max: float = 30) -> LibvirtHosts:
+def libvirts(
+    hosts: Hosts, call_seconds_max: float = 30, connect: Callable[[str], Any] | None = None
+) -> LibvirtHosts:
     return LibvirtHosts(
-        [HostUri(name, host.uri) for name, host in hosts.items()], call_seconds_max=call_seconds_max
+        [HostUri(name, host.uri) for name, host in hosts.items()],
+        call_seconds_max=call_seconds_max,
+        connect=connect,
     )
 
 
@@ -68,13 +74,19 @@ def run_impact(
     *,
     grace: float = 1,
     call_seconds_max: float = 30,
+    tries: int = 1,
+    targets: tuple[str, ...] = (),
+    connect: Callable[[str], Any] | None = None,
 ) -> ImpactResult:
-    order = ImpactRequest(
-        guid(1), "web", Vm(name="web-0", host="host-a"), type_, cause, tries=1, duration_seconds=2
+    """With `targets` as a daemon would, which knows no other hosts."""
+    vm = Vm(name="web-0", host="host-a")
+    order = ImpactRequest(guid(1), "web", vm, type_, cause, tries, 2, targets)
+    known = libvirts(hosts, call_seconds_max, connect)
+    platform = LibvirtPlatform(
+        Targets(known, lambda: () if targets else list(hosts)),
+        RealClock(),
+        timedelta(seconds=grace),
     )
-    known = libvirts(hosts, call_seconds_max)
-    targets = Targets(known, lambda: list(hosts))
-    platform = LibvirtPlatform(targets, RealClock(), timedelta(seconds=grace))
     return asyncio.run(platform.run_impact(order))
 
 
@@ -174,6 +186,39 @@ def test_a_redeploy_of_a_vm_that_cannot_migrate_stops_and_starts_it(
     )
     assert hosts["host-a"].names() == []
     assert hosts["host-b"].state() == RUNNING
+
+
+def test_retried_move_with_a_silent_target_never_runs_the_vm_twice(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """The target falls silent when it is to start the VM, and starts it when it goes on."""
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(bytes(1 << 20))
+    source, target = hosts["host-a"], hosts["host-b"]
+    source.run_vm(disk=disk)
+
+    def stop_and_create(handle: Any) -> None:
+        os.kill(target.pid, signal.SIGSTOP)
+        handle.create()
+
+    def connect(uri: str) -> Any:
+        connection = open_connection(uri)
+        return Target(connection, create=stop_and_create) if uri == target.uri else connection
+
+    redeploy = partial(run_impact, hosts, EventType.REDEPLOY)
+    try:
+        with pytest.raises(ImpactFailed, match="libvirt of host-b did not answer within 8 seconds"):
+            redeploy(targets=("host-b",), connect=connect, call_seconds_max=8)
+        with pytest.raises(ImpactFailed, match="web-0 may run on host-b, which does not answer"):
+            redeploy(targets=("host-z",), connect=connect, call_seconds_max=8, tries=2)
+        assert source.state() == OFF
+    finally:
+        os.kill(target.pid, signal.SIGCONT)
+    target.start()  # a connection is closed after 15 seconds without an answer
+
+    done = redeploy(targets=("host-b",), tries=3)
+
+    assert (done.host, source.names(), target.state()) == ("host-b", [], RUNNING)
 
 
 def test_eviction_forces_an_unresponsive_guest_off(

@@ -102,6 +102,7 @@ class ControlLoop:
         try:
             while True:  # ends when cancelled
                 await self._inventory.readable.wait()  # a host that cannot act is unreachable
+                await self._runner.find_begun()
                 await self._turn()
         except asyncio.CancelledError:
             await self._leave()

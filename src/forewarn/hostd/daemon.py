@@ -32,7 +32,7 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
     upstream = Upstream(parse_servers(config.server, config.ca_file))
     platform = make_platform(config)
     inventory = Inventory(make_source(config, platform), config.inventory_seconds)
-    runner = ImpactRunner(platform, config.impacts_max)
+    runner = ImpactRunner(platform, config.impacts_max, RealClock(), config.host)
     control = ControlLoop(upstream, config.host, token, inventory, runner, str(uuid.uuid4()))
     try:
         async with run_relay(config, token, inventory) as listeners, asyncio.TaskGroup() as group:

@@ -5,22 +5,33 @@ It makes no calls to servers: `control.py` passes on what they ask for and what 
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 from msgspec.structs import replace
 
-from forewarn.errors import ImpactFailed
+from forewarn.errors import Error
 from forewarn.log import log
-from forewarn.platform.base import SHORTAGES, BackWatcher, ImpactRequest, Platform
+from forewarn.platform.base import (
+    DETAIL_LENGTH_MAX,
+    BackWatcher,
+    ImpactRequest,
+    Platform,
+    Recoverer,
+    Sleeper,
+    run_platform_call,
+)
 from forewarn.platform.remote import ImpactKey, RemoteResult, RunningImpact, Work
 
-SHORTAGE_SECONDS = 5.0
+SHORTAGE_MAX = timedelta(days=1)
+RECOVER_AGAIN_SECONDS = 60.0
 BACK_SECONDS_MAX = 3600.0
 """The server has a limit of its own, and stops waiting earlier."""
 STOP_SECONDS_MAX = 7.0
 """Longer than the grace period of a command."""
-PROBLEM_LENGTH_MAX, DETAIL_LENGTH_MAX = 500, 2048
 DETAILS_LENGTH_MAX = 128 * DETAIL_LENGTH_MAX
 """Of all results together: a request has a limit in bytes."""
 
@@ -45,14 +56,18 @@ class StartedImpact:
 class ImpactRunner:
     """Runs at most `impacts_max` platform calls, and one at a time for each VM; others wait.
 
-    `on_change` is called when there is a result.
+    What an earlier run of the daemon has begun counts as running, too: the server hands it out
+    again, or no longer wants it, and then its VM is resumed or started. `on_change` is called when
+    there is a result.
     """
 
     def __init__(
-        self, platform: Platform, impacts_max: int, shortage_seconds: float = SHORTAGE_SECONDS
+        self, platform: Platform, impacts_max: int, clock: Sleeper, host: str = ""
     ) -> None:
         self._platform = platform
-        self._shortage_seconds = shortage_seconds
+        self._clock = clock
+        self._host = host
+        self._begun: set[ImpactKey] | None = None
         self._slots = asyncio.Semaphore(impacts_max)
         self._impacts: dict[ImpactKey, StartedImpact] = {}
         self._tasks: dict[asyncio.Task[None], str] = {}  # with their VM; also cancelled ones
@@ -61,7 +76,8 @@ class ImpactRunner:
     def running(self) -> list[RunningImpact]:
         """What was started, and the results that are not recorded yet."""
         length_max = DETAILS_LENGTH_MAX // max(128, len(self._impacts))
-        return [
+        begun = (self._begun or set()) - self._impacts.keys()
+        return [RunningImpact(*key, tries=0) for key in sorted(begun)] + [
             RunningImpact(
                 *key,
                 each.tries,
@@ -69,6 +85,12 @@ class ImpactRunner:
             )
             for key, each in self._impacts.items()
         ]
+
+    async def find_begun(self) -> None:
+        """Find what an earlier run has begun. Called before each request, until it succeeds."""
+        if self._begun is None and isinstance(self._platform, Recoverer):
+            with suppress(Error):
+                self._begun = {*await self._platform.list_begun(self._host)}
 
     def apply(self, work: Work) -> None:
         """Drop what is recorded or no longer wanted, and start what is new."""
@@ -94,6 +116,15 @@ class ImpactRunner:
             impact.task.cancel()
             if impact.result is None:
                 log.info("impact cancelled", vm=key[1], event=key[0])
+        elif self._begun and key in self._begun and isinstance(self._platform, Recoverer):
+            self._begun.remove(key)
+            self._add_task(key[1], self._recover(key, self._begun, self._platform))
+
+    def _add_task(self, vm: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks[task] = vm
+        task.add_done_callback(self._tasks.pop)
+        return task
 
     def _start(self, request: ImpactRequest) -> None:
         """Start an impact, unless it runs or was done for an earlier try, whose server was lost.
@@ -110,10 +141,8 @@ class ImpactRunner:
             if other_key[1] == vm and other.result is not None:  # it waits until the VM is back
                 other.task.cancel()
         before = [task for task, name in self._tasks.items() if name == vm]
-        task = asyncio.create_task(self._carry_out(key, before))
+        task = self._add_task(vm, self._carry_out(key, before))
         self._impacts[key] = StartedImpact(request, request.tries, task)
-        self._tasks[task] = vm
-        task.add_done_callback(self._tasks.pop)
 
     async def _carry_out(self, key: ImpactKey, before: Sequence[asyncio.Task[None]]) -> None:
         """Run the impact, after all earlier calls for the VM have ended: one may be cancelled."""
@@ -129,18 +158,24 @@ class ImpactRunner:
         if not impact.result.is_back and isinstance(self._platform, BackWatcher):
             await self._watch(impact, impact.result, self._platform)
 
+    async def _recover(self, key: ImpactKey, begun: set[ImpactKey], platform: Recoverer) -> None:
+        event_id, vm = key
+        try:
+            await platform.recover(self._host, event_id, vm)
+            log.info("VM recovered from an event that is over", vm=vm, event=event_id)
+        except Exception as error:  # its target does not answer, say
+            log.warning("VM not recovered; trying again", vm=vm, problem=str(error))
+            asyncio.get_running_loop().call_later(RECOVER_AGAIN_SECONDS, begun.add, key)
+
     async def _run(self, request: ImpactRequest) -> RemoteResult:
-        while True:  # ends when the call could be started
-            try:
-                done = await self._platform.run_impact(request)
-                detail = done.detail[:DETAIL_LENGTH_MAX]
-                return RemoteResult("", detail, done.host, done.is_back)
-            except Exception as error:  # whatever a platform raises is a failed attempt
-                if not isinstance(error, OSError) or error.errno not in SHORTAGES:
-                    return _describe_failure(error)
-                vm, problem = request.vm.name, error.strerror
-                log.warning("platform call not started", vm=vm, problem=problem)
-            await asyncio.sleep(self._shortage_seconds)
+        def warn(problem: str) -> None:
+            log.warning("platform call not started", vm=request.vm.name, problem=problem)
+
+        platform, clock = self._platform, self._clock
+        done = await run_platform_call(
+            lambda: platform.run_impact(request), clock, SHORTAGE_MAX, warn
+        )
+        return RemoteResult(**dataclasses.asdict(done))
 
     async def _watch(
         self, impact: StartedImpact, result: RemoteResult, platform: BackWatcher
@@ -154,9 +189,3 @@ class ImpactRunner:
             self.on_change()
         except Exception as error:  # the server still notices when the VM polls
             log.warning("cannot see whether a VM is back", vm=vm.name, problem=str(error))
-
-
-def _describe_failure(error: Exception) -> RemoteResult:
-    output = str(error.facts.get("output", "")) if isinstance(error, ImpactFailed) else ""
-    problem = (str(error) or type(error).__name__)[:PROBLEM_LENGTH_MAX]
-    return RemoteResult(problem, output[:DETAIL_LENGTH_MAX])

@@ -15,7 +15,7 @@ from forewarn.errors import ImpactFailed
 SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
 """OSErrors that mean this machine lacks file descriptors, memory or processes for now."""
 SHORTAGE_PAUSE, SHORTAGE_PAUSE_MAX = timedelta(seconds=1), timedelta(seconds=30)
-PROBLEM_LENGTH_MAX, DETAIL_LENGTH_MAX = 500, 4000
+PROBLEM_LENGTH_MAX, DETAIL_LENGTH_MAX = 500, 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,21 @@ class BackWatcher(Protocol):
         """Return when the guest is up. Cancelled when the VM has polled, or at the limit.
 
         `request.vm.host` is where the VM is now.
+        """
+
+
+@runtime_checkable
+class Recoverer(Protocol):
+    """A platform that can end what an impact began, if its event ended meanwhile."""
+
+    async def list_begun(self, host: str) -> list[tuple[str, str]]:
+        """Return the events that have begun to act on VMs of this host, each with its VM."""
+        ...
+
+    async def recover(self, host: str, event_id: str, vm: str) -> None:
+        """Resume or start a VM of this host that the event has left suspended or off.
+
+        ImpactFailed if another host may run it.
         """
 
 

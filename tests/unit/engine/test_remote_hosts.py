@@ -633,3 +633,26 @@ def test_move_of_another_server_counts_at_its_target() -> None:
         assert (await first.take())["targets"] == ["host-c"]
 
     run(test)
+
+
+def test_daemon_learns_what_is_left_of_an_earlier_run_and_not_wanted() -> None:
+    """It knows by its markers that impacts have begun, and not whether their events are over."""
+
+    async def test(world: World) -> None:
+        old = await world.daemon("host-a", reported("web-0"), reported("web-1"))
+        await world.restart("web-0")
+        await old.take()
+        await world.pass_time(16 * SECOND)
+        new = Daemon(world, "host-a", "s2")
+        left = [
+            {"event_id": old.running[0]["event_id"], "vm": "web-0", "tries": 0},
+            {"event_id": "over", "vm": "web-1", "tries": 0},
+        ]
+        new.running = list(left)
+        assert (await new.work())["cancel"] == [left[1]]
+        new.running = left[:1]
+        await world.settle()
+        (again,) = (await new.work())["impacts"]
+        assert (again["vm"]["name"], again["tries"]) == ("web-0", 2)
+
+    run(test)

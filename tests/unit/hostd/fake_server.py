@@ -14,6 +14,7 @@ from forewarn.hostd.worker import ImpactRunner
 from forewarn.platform.base import ImpactRequest, ImpactResult, Platform
 from tests.builders import guid
 from tests.unit.hostd.http_server import HttpServer, Request, serving
+from tests.unit.platform.instant_clock import InstantClock
 
 TOKEN = HostToken("host-a", "fw_host-a_" + "0" * 64, b"key")
 LOOK_SECONDS = 0.005
@@ -167,7 +168,7 @@ class Daemon:
         self.platform = FakePlatform()
         self.source = FakeSource("web-0")
         self.inventory = Inventory(self.source, 3600)
-        self.runner = ImpactRunner(platform or self.platform, impacts_max=2, shortage_seconds=0)
+        self.runner = ImpactRunner(platform or self.platform, 2, InstantClock(), "host-a")
         upstream = Upstream(parse_servers([server.url for server in servers], None))
         self.control = ControlLoop(
             upstream, "host-a", TOKEN, self.inventory, self.runner, "session-1", LOOK_SECONDS

@@ -15,8 +15,9 @@ from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.remote import Work, WorkRequest
 from forewarn.web.control.routes.hostd import BODY_BYTES_MAX
 from tests.builders import guid
-from tests.unit.hostd.fake_server import Daemon, fake_server, running, until
+from tests.unit.hostd.fake_server import Daemon, FakePlatform, fake_server, running, until
 from tests.unit.hostd.http_server import in_loop
+from tests.unit.platform.instant_clock import InstantClock
 
 RUNNING = {"event_id": guid(1), "vm": "web-0", "tries": 1}
 
@@ -175,7 +176,7 @@ async def test_a_host_that_another_daemon_has_taken_gets_no_more_steps() -> None
 @in_loop
 async def test_results_of_many_vms_fit_into_one_request() -> None:
     """Else the server would refuse every request from then on."""
-    runner = ImpactRunner(Loud(), impacts_max=2000)
+    runner = ImpactRunner(Loud(), 2000, InstantClock())
     requests = [
         ImpactRequest(guid(n), "web", Vm(name=f"vm-{n}"), EventType.REBOOT, Cause.RESTART, 1)
         for n in range(2000)
@@ -302,3 +303,51 @@ async def test_a_shortage_is_not_a_failure() -> None:
             daemon.platform.outcomes.put_nowait(ImpactResult())
             await until(lambda: server.results)
         assert server.results == [ended()]
+
+
+class LeftBehind(FakePlatform):
+    """An earlier run of the daemon has begun to act on web-0 for event 1. Recovery ends at `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lists, self.go = 0, asyncio.Event()
+        self.recovered: list[tuple[str, ...]] = []
+
+    async def list_begun(self, host: str) -> list[tuple[str, str]]:
+        self.lists += 1
+        if self.lists == 1:
+            raise ImpactFailed("libvirt is busy")
+        return [(guid(1), "web-0")]
+
+    async def recover(self, host: str, event_id: str, vm: str) -> None:
+        self.recovered.append((host, event_id, vm))
+        await self.go.wait()
+
+
+@in_loop
+async def test_vm_of_an_event_that_is_over_is_recovered() -> None:
+    """Nobody else would resume it. Its next impact waits, so that both do not act on it."""
+    platform = LeftBehind()
+    async with fake_server() as server:
+        server.cancelled.append((guid(1), "web-0"))
+        async with running(Daemon(server, platform=platform)):
+            await until(lambda: platform.recovered)
+            server.want(event=2)
+            await until(lambda: server.running)
+            assert platform.started == []
+            platform.go.set()
+            await until(lambda: platform.started)
+        assert platform.recovered == [("host-a", guid(1), "web-0")]
+
+
+@in_loop
+async def test_impact_that_an_earlier_run_began_is_continued() -> None:
+    platform = LeftBehind()
+    async with fake_server() as server:
+        async with running(Daemon(server, platform=platform)):
+            await until(lambda: server.running)
+            assert server.running == [{"event_id": guid(1), "vm": "web-0", "tries": 0}]
+            server.want(tries=3)
+            await until(lambda: platform.started)
+            await until(lambda: [each["tries"] for each in server.running] == [3])
+        assert platform.recovered == []

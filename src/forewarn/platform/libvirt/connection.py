@@ -92,12 +92,14 @@ class LibvirtHosts:
 
         return await asyncio.gather(*map(call_one, hosts))
 
-    async def find(self, host: str, vm: Vm) -> "Domain | None":
+    async def find(self, host: str, vm: Vm, *, is_needed: bool = False) -> "Domain | None":
         """Find the VM's domain on this host, by id if it has one, else by name.
 
-        A host without a URI has none.
+        A host without a URI has none, unless an answer `is_needed`.
         """
         if not self.uri(host):
+            if is_needed:
+                raise ImpactFailed("it has no libvirt_uri", host=host)
             return None
 
         def look(connection: Any) -> Any:

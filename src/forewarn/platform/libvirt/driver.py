@@ -23,6 +23,7 @@ from typing import Any
 import libvirt
 
 from forewarn.core.event import DURATION_SECONDS, Cause, EventType
+from forewarn.core.fleet import Vm
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactRequest, ImpactResult, Sleeper
 from forewarn.platform.libvirt import marker
@@ -73,7 +74,7 @@ class LibvirtPlatform:
         self.libvirts = self.targets.libvirts
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
-        found = await self._find(request)
+        found = await self.targets.find(request)
         if not found:
             hosts = ", ".join(filter(None, (request.vm.host, *self.targets.others(request))))
             problem = f"no domain {request.vm.id or request.vm.name} on {hosts}"
@@ -102,7 +103,7 @@ class LibvirtPlatform:
         """
         while True:  # ends when the agent answers, or when cancelled
             try:
-                for domain in (await self._find(request))[:1]:
+                for domain in (await self.targets.find(request))[:1]:
                     await domain.do(lambda handle: handle.getTime(), AGENT_SECONDS_MAX)
                     return
             except ImpactFailed as error:
@@ -110,48 +111,21 @@ class LibvirtPlatform:
                     await asyncio.Event().wait()
             await self.clock.sleep_until(self.clock.now() + PING_EVERY)
 
-    async def _find(self, request: ImpactRequest) -> list[Domain]:
-        """Find the domains of the VM: the one that runs first.
+    async def list_begun(self, host: str) -> list[tuple[str, str]]:
+        def look(connection: Any) -> list[tuple[str, str]]:
+            marked = [(marker.read(each), each.name()) for each in connection.listAllDomains()]
+            return [(m.event, vm) for m, vm in marked if m.event and m.host in ("", host)]
 
-        If it does not run on its own host, those that may run it are asked; all hosts if it is not
-        even defined there, or if it is to move, which may be half done.
-        """
-        vm = request.vm
-        here = await self.libvirts.find(vm.host, vm)
-        if here is not None and not await here.is_off():
-            return [here]
-        begun = await here.do(marker.read) if here is not None else marker.Marker()
-        hosts = self.targets.suspects(request, begun.target)
-        if here is None or request.moves:
-            hosts = sorted({*hosts, *self.targets.others(request)})
+        return await self.libvirts.ask(host, look)
 
-        async def look(host: str) -> Domain | None:
-            try:
-                return await self.libvirts.find(host, vm)
-            except ImpactFailed as error:
-                raise ImpactFailed(
-                    f"{vm.name} may run on {host}, which does not answer: {error}", host=host
-                ) from error
-
-        copies = (here, *await self.libvirts.for_each(hosts, look))
-        found = [domain for domain in copies if domain is not None]
-        off = [domain for domain in found if await domain.is_off()]
-        running = [domain for domain in found if domain not in off]
-        return running + [
-            domain for domain in off if domain is here or not await self._discard(domain, begun)
-        ]
-
-    async def _discard(self, copy: Domain, begun: marker.Marker) -> bool:
-        """Undefine what a move, as the marker on its host says, has defined on a target and not
-        started. A start that is still on its way there fails then. False if it is something else.
-        """
-        is_ours = begun.event and (await copy.do(marker.read)).event == begun.event
-        if not is_ours or not await copy.is_off():
-            return False
-        await copy.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
-        if not await copy.is_off():
-            raise ImpactFailed(f"the VM was started on {copy.host} meanwhile", host=copy.host)
-        return True
+    async def recover(self, host: str, event_id: str, vm: str) -> None:
+        kind, cause = EventType.REBOOT, Cause.RESTART
+        request = ImpactRequest(event_id, "", Vm(name=vm, host=host), kind, cause, tries=2)
+        for domain in (await self.targets.find(request))[:1]:
+            if domain.host == host and await self._has_begun(request, domain):
+                state = await domain.state()
+                end = marker.resume if state == SUSPENDED_BY_USER else marker.unmark
+                await domain.do(marker.start if state[0] in OFF else end)
 
     async def _freeze(self, request: ImpactRequest, domain: Domain) -> str:
         state, reason = await domain.state()
@@ -279,7 +253,7 @@ class LibvirtPlatform:
         with suppress(ImpactFailed):  # the VM is here, whether the last target answers or not
             copy = await self.libvirts.find(begun.target, request.vm)
             if copy is not None and copy.host != domain.host:
-                await self._discard(copy, begun)
+                await self.targets.discard(copy, begun)
         async with self.targets.leave(request, domain) as targets:
             return await self._move_to_first(request, domain, targets or [domain.host])
 

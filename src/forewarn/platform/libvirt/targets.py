@@ -1,4 +1,4 @@
-"""Where VMs can move: asks the other hosts for their memory, and limits the moves of each host."""
+"""Where VMs are and can move: asks the hosts for their domains and memory, and limits the moves."""
 
 import asyncio
 from collections import defaultdict
@@ -11,13 +11,14 @@ import libvirt
 
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactRequest
+from forewarn.platform.libvirt import marker
 from forewarn.platform.libvirt.connection import Domain, LibvirtHosts, ignoring
 from forewarn.platform.placement import Move, rank_targets
 
 
 @dataclass
 class Targets:
-    """The hosts that VMs can move to.
+    """The hosts that VMs are on and can move to.
 
     `hosts` are all of them; `avoid` says which are bad ones, and how bad; `scope_hosts` are the
     hosts of a scope's VMs. A daemon knows none of that: its requests have targets.
@@ -40,23 +41,54 @@ class Targets:
 
     def others(self, request: ImpactRequest) -> list[str]:
         """Return all other hosts that have a URI, one for each libvirt."""
-        return self._distinct(request, {*self.hosts(), *request.targets, *request.may_run_on})
-
-    def suspects(self, request: ImpactRequest, target: str) -> list[str]:
-        """Return the other hosts that may run the VM: they report it, or it was moved to one."""
-        names = {*request.may_run_on, target} - {"", request.vm.host}
-        for name in names:
-            if not self.libvirts.uri(name):
-                raise ImpactFailed(
-                    f"{request.vm.name} may run on {name}; expected a libvirt_uri for that host",
-                    host=name,
-                )
-        return self._distinct(request, names)
-
-    def _distinct(self, request: ImpactRequest, names: Iterable[str]) -> list[str]:
         own, uri = self.libvirts.uri(request.vm.host), self.libvirts.uri
-        by_uri = {uri(name): name for name in sorted(names, reverse=True)}
-        return sorted(name for each, name in by_uri.items() if each not in ("", own))
+        names = sorted({*self.hosts(), *request.targets, *request.may_run_on}, reverse=True)
+        by_uri = {uri(name): name for name in names if uri(name) not in ("", own)}
+        return sorted(by_uri.values())
+
+    async def find(self, request: ImpactRequest) -> list[Domain]:
+        """Find the domains of the VM: the one that runs first.
+
+        If it does not run on its own host, those that may run it are asked; all hosts if it is not
+        even defined there, or if it is to move, which may be half done.
+        """
+        vm, uri = request.vm, self.libvirts.uri
+        here = await self.libvirts.find(vm.host, vm)
+        if here is not None and not await here.is_off():
+            return [here]
+        begun = await here.do(marker.read) if here is not None else marker.Marker()
+        hosts = {begun.target, *request.may_run_on} - {""}
+        if here is None or request.moves:
+            hosts |= {*self.others(request)}
+        by_uri = {uri(host): host for host in sorted(hosts) if uri(host) != uri(vm.host)}
+
+        async def look(host: str) -> Domain | None:
+            try:
+                return await self.libvirts.find(host, vm, is_needed=True)
+            except ImpactFailed as error:
+                raise ImpactFailed(
+                    f"{vm.name} may run on {host}, which does not answer: {error}", host=host
+                ) from error
+
+        copies = (here, *await self.libvirts.for_each(by_uri.values(), look))
+        found = [domain for domain in copies if domain is not None]
+        off = [domain for domain in found if await domain.is_off()]
+        running = [domain for domain in found if domain not in off]
+        return running + [
+            domain for domain in off if domain is here or not await self.discard(domain, begun)
+        ]
+
+    async def discard(self, copy: Domain, begun: marker.Marker) -> bool:
+        """Undefine what a move, as the marker on its host says, has defined on a target and not
+        started. A start that is still on its way there fails then. False if it is something else.
+        """
+        is_ours = begun.event and (await copy.do(marker.read)).event == begun.event
+        if not is_ours or not await copy.is_off():
+            return False
+        await copy.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+        if not await copy.is_off():
+            raise ImpactFailed(f"the VM was started on {copy.host} meanwhile", host=copy.host)
+        return True
 
     async def _rank(self, request: ImpactRequest, move: Move) -> list[str]:
         """Return the targets, the best first; none if there is no other host.

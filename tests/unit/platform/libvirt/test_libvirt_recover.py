@@ -1,0 +1,123 @@
+"""The libvirt platform on libvirt's own test driver: VMs that an impact left suspended or off, and
+whose event ended while nobody could act on them.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import libvirt
+import pytest
+
+from forewarn.errors import ImpactFailed
+from forewarn.platform.libvirt.marker import mark, read, suspend
+from tests.builders import guid
+from tests.unit.platform.libvirt.libvirt_world import (
+    OFF,
+    PAUSED,
+    RUNNING,
+    Host,
+    LibvirtWorld,
+    refusal,
+)
+
+pytestmark = pytest.mark.system
+
+EVENT = guid(1)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> LibvirtWorld:
+    world = LibvirtWorld(tmp_path)
+    world.hosts = []  # a daemon knows only its own
+    return world
+
+
+def recover(world: LibvirtWorld, connect: Any = None, *, event: str = EVENT) -> None:
+    asyncio.run(world.platform(connect).recover("host-a", event, "web-0"))
+
+
+def begun(world: LibvirtWorld, host: str = "host-a") -> list[tuple[str, str]]:
+    return asyncio.run(world.platform().list_begun(host))
+
+
+def test_marked_domains_of_a_host_are_listed(world: LibvirtWorld) -> None:
+    """What another host has defined here during a move is that host's."""
+    world.run_vm("host-a", "web-1", 2)
+    mark(world.web, EVENT)
+    copy = world.on("host-b").defineXML(world.web.XMLDesc())
+    mark(copy, EVENT, "host-a", "host-b")
+
+    assert begun(world) == [(EVENT, "web-0")]
+    assert begun(world, "host-b") == []
+
+
+def test_suspended_vm_is_resumed(world: LibvirtWorld) -> None:
+    suspend(world.web, EVENT)
+
+    recover(world)
+
+    assert world.state() == RUNNING
+    assert begun(world) == []
+
+
+@pytest.mark.parametrize("marker", [(EVENT,), (EVENT, "host-a", "host-b")])
+def test_stopped_vm_is_started(world: LibvirtWorld, marker: tuple[str, ...]) -> None:
+    """Its target has answered, and does not run it; what the move has defined there is removed."""
+    mark(world.web, *marker)
+    world.on("host-b").defineXML(world.web.XMLDesc())
+    world.web.destroy()
+
+    recover(world)
+
+    assert (world.state(), world.names_on("host-b")) == (RUNNING, [] if marker[1:] else ["web-0"])
+    assert begun(world) == []
+
+
+def test_vm_that_runs_on_its_target_is_not_started(world: LibvirtWorld) -> None:
+    mark(world.web, EVENT, "host-a", "host-b")
+    world.on("host-b").defineXML(world.web.XMLDesc()).create()
+    world.web.destroy()
+
+    recover(world)
+
+    assert (world.state(), world.state("host-b")) == (OFF, RUNNING)
+
+
+def test_vm_whose_target_does_not_answer_is_not_started(world: LibvirtWorld) -> None:
+    mark(world.web, EVENT, "host-a", "host-b")
+    world.web.destroy()
+
+    def connect(uri: str) -> Any:
+        if uri == "test:///host-b":
+            raise refusal(libvirt.VIR_ERR_NO_CONNECT)
+        return world.connect(uri)
+
+    with pytest.raises(ImpactFailed, match="web-0 may run on host-b, which does not answer"):
+        recover(world, connect)
+    assert world.state() == OFF
+
+
+@pytest.mark.parametrize("is_off", [False, True])
+def test_vm_that_another_event_acts_on_is_left_alone(world: LibvirtWorld, is_off: bool) -> None:
+    """Or that its owner has suspended or stopped since."""
+    suspend(world.web, guid(2))
+    if is_off:
+        world.web.destroy()
+
+    recover(world)
+
+    assert world.state() == (OFF if is_off else PAUSED)
+    assert read(world.web).event == guid(2)
+
+
+def test_vm_that_is_paused_for_another_reason_stays_paused(world: LibvirtWorld) -> None:
+    """Its disk is full, say."""
+    mark(world.web, EVENT)
+    paused = [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR]
+    host = Host(world.on("host-a"), state=lambda handle: paused)
+
+    recover(world, lambda uri: host)
+
+    assert "resume" not in host.calls
+    assert begun(world) == []
