@@ -24,7 +24,7 @@ from forewarn.campaign.service import Campaigns, maintain
 from forewarn.core.command import Cancel
 from forewarn.core.event import Cause, Status
 from forewarn.core.fleet import Scope, Vm
-from forewarn.core.scheduling import event_id_of
+from forewarn.core.scheduling import event_ids_of
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
@@ -192,7 +192,5 @@ def describe(error: ImpactFailed) -> str:
 
 def find_event_ids(scope: Scope, operation_id: str) -> list[str]:
     """The events that one operation made in a scope, including those that are over."""
-    domains = sorted({vm.update_domain for vm in scope.vms})
-    ids = [event_id_of(operation_id, scope.name, domain) for domain in domains]
     known = {event.id for event in scope.events}.union(ended.id for ended in scope.ended)
-    return [event_id for event_id in ids if event_id in known]
+    return [each for each in event_ids_of(operation_id, scope) if each in known]

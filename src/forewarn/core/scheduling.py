@@ -20,7 +20,7 @@ from forewarn.core.event import (
     Source,
     Status,
 )
-from forewarn.core.fleet import AutoApprove, Power, Vm
+from forewarn.core.fleet import AutoApprove, Power, Scope, Vm
 from forewarn.core.lifecycle import find_event, is_enabled
 from forewarn.core.timing import round_up_to_second
 from forewarn.errors import (
@@ -235,6 +235,12 @@ def new_events(
 def event_id_of(operation_id: str, scope: str, update_domain: int) -> str:
     """A host operation creates several events; repeated, it creates the same ones."""
     return str(uuid.uuid5(uuid.UUID(operation_id), f"{scope}/{update_domain}")).upper()
+
+
+def event_ids_of(operation_id: str, scope: Scope) -> list[str]:
+    """The events that a host operation may have created in a scope."""
+    domains = sorted({vm.update_domain for vm in scope.vms})
+    return [event_id_of(operation_id, scope.name, domain) for domain in domains]
 
 
 # --- new events and their NotBefore

@@ -3,15 +3,15 @@
 Finds the scopes, makes ids, submits commands.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from copy import copy
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from forewarn.core import command as ask
 from forewarn.core.event import Cause, EndReason, Event, EventType
 from forewarn.core.fleet import Scope
-from forewarn.core.scheduling import event_id_of
+from forewarn.core.scheduling import event_ids_of
 from forewarn.engine.engine import Engine
 from forewarn.engine.fleet_apply import Difference as Difference
 from forewarn.engine.fleet_apply import FleetApplier
@@ -32,6 +32,29 @@ class ScopedEvent(NamedTuple):
     event: Event
 
 
+def _make_operation(
+    kind: type[ask.Operation],
+) -> Callable[..., Coroutine[Any, Any, ScopedEvent | None]]:
+    async def operate(
+        self: "Operations", vm: str, *, by: str, not_before: datetime | None = None
+    ) -> ScopedEvent | None:
+        """None if it runs now, without an event."""
+        engine = self._engine
+        command = kind(vm=vm, event_id=self._make_id(), not_before=not_before)
+        published, _ = await engine.look_up(lambda: engine.board.find_vm(vm))
+        try:
+            outcome = await engine.submit(published.scope.name, command, by)
+        except NotFound:  # another server may have moved the VM just now
+            await engine.catch_up()
+            published, _ = engine.board.find_vm(vm)
+            outcome = await engine.submit(published.scope.name, command, by)
+        event = outcome.scope.event(command.event_id)
+        return None if event is None else ScopedEvent(outcome.scope, event)
+
+    operate.__name__ = kind.__name__.lower()
+    return operate
+
+
 class Operations(FleetApplier):
     """Everything that the control API can do. `make_id` returns a new GUID each time."""
 
@@ -49,25 +72,10 @@ class Operations(FleetApplier):
         again._make_id = lambda: operation_id
         return again
 
-    async def restart(
-        self, vm: str, *, by: str, not_before: datetime | None = None
-    ) -> ScopedEvent | None:
-        return await self._operate(ask.Restart, vm, by, not_before)
-
-    async def redeploy(
-        self, vm: str, *, by: str, not_before: datetime | None = None
-    ) -> ScopedEvent | None:
-        return await self._operate(ask.Redeploy, vm, by, not_before)
-
-    async def evict(
-        self, vm: str, *, by: str, not_before: datetime | None = None
-    ) -> ScopedEvent | None:
-        return await self._operate(ask.Evict, vm, by, not_before)
-
-    async def delete(
-        self, vm: str, *, by: str, not_before: datetime | None = None
-    ) -> ScopedEvent | None:
-        return await self._operate(ask.Delete, vm, by, not_before)
+    restart = _make_operation(ask.Restart)
+    redeploy = _make_operation(ask.Redeploy)
+    evict = _make_operation(ask.Evict)
+    delete = _make_operation(ask.Delete)
 
     async def maintain(
         self,
@@ -157,21 +165,6 @@ class Operations(FleetApplier):
                 )
         raise UnknownEvent(f"there is no event {event_id!r}", event=event_id)
 
-    async def _operate(
-        self, kind: type[ask.Operation], vm: str, by: str, not_before: datetime | None
-    ) -> ScopedEvent | None:
-        engine = self._engine
-        command = kind(vm=vm, event_id=self._make_id(), not_before=not_before)
-        published, _ = await engine.look_up(lambda: engine.board.find_vm(vm))
-        try:
-            outcome = await engine.submit(published.scope.name, command, by)
-        except NotFound:  # another server may have moved the VM just now
-            await engine.catch_up()
-            published, _ = engine.board.find_vm(vm)
-            outcome = await engine.submit(published.scope.name, command, by)
-        event = outcome.scope.event(command.event_id)
-        return None if event is None else ScopedEvent(outcome.scope, event)
-
     async def _on_host(self, command: ask.HostOperation, by: str) -> list[ScopedEvent]:
         """The events of this operation. Scopes with such events of another operation are skipped.
 
@@ -197,10 +190,7 @@ class Operations(FleetApplier):
             except UnknownScope:  # it was deleted meanwhile
                 continue
             scope = outcome.scope
-            ids = [
-                event_id_of(command.operation_id, scope.name, domain)
-                for domain in sorted({vm.update_domain for vm in scope.vms})
-            ]
+            ids = event_ids_of(command.operation_id, scope)
             found += [
                 ScopedEvent(scope, event) for event in map(scope.event, ids) if event is not None
             ]
