@@ -27,8 +27,8 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
     """Run the daemon until cancelled. `on_ready` gets one line about it."""
     assert config.token_file is not None
     notifier = Notifier(os.environ, pid=os.getpid())
-    marks = mark_as_running(config)
     token = read_token(config.token_file)
+    marks = mark_as_running(config)
     upstream = Upstream(parse_servers(config.server, config.ca_file))
     platform = make_platform(config)
     inventory = Inventory(make_source(config, platform), config.inventory_seconds)
