@@ -47,11 +47,11 @@ class RunningImpact(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReportedVm(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM as its daemon reports it. The preferred address comes first."""
+    """A VM as its daemon reports it. Its first interface and the preferred address come first."""
 
     name: Name
     id: VmId
-    mac: Mac = msgspec.field(default_factory=str)
+    macs: Annotated[tuple[Mac, ...], Meta(max_length=64)] = ()
     addresses: tuple[Address, ...] = ()
     power: Literal["running", "stopped"] = "running"
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0

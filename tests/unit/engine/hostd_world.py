@@ -39,7 +39,7 @@ def reported(name: str, **more: Any) -> dict[str, Any]:
     """A VM as a daemon reports it."""
     vm: dict[str, Any] = {"name": name, "id": vm_id(name), "power": "running", "memory_bytes": GIB}
     empty: dict[str, Any] = {
-        "mac": "",
+        "macs": [],
         "addresses": [],
         "scope": "",
         "kind": None,

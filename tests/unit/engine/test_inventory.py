@@ -12,6 +12,7 @@ from tests.unit.engine.hostd_world import GIB, SECOND, World, reported, run, vm_
 from tests.work_count import Name, work_of
 
 MAC = "52:54:00:00:00:01"
+OTHER_MAC = "52:54:00:00:00:99"
 NAME = "a name of 1 to 128 letters, digits, '.', '_' and '-', not starting with '.' or '-'"
 UNIQUE = 'expected unique names, or metadata with ignore="yes" for one'
 OTHER_SCOPE = "expected metadata with another kind or scope"
@@ -39,7 +40,7 @@ def test_vms_join_the_scope_of_their_metadata_or_one_of_their_own() -> None:
     async def test(world: World) -> None:
         daemon = await world.daemon(
             "host-a",
-            reported("web-0", scope="web", update_domain=1, fault_domain=2, mac=MAC),
+            reported("web-0", scope="web", update_domain=1, fault_domain=2, macs=[MAC, OTHER_MAC]),
             reported("web-1", scope="web", kind="scale-set", addresses=["10.0.0.2", "10.0.0.3"]),
             reported("solo", power="stopped"),
         )

@@ -26,7 +26,7 @@ async def test_inventory_is_sent_before_work_is_asked_for() -> None:
                     {
                         "name": "web-0",
                         "id": guid(1).lower(),
-                        "mac": "",
+                        "macs": [],
                         "addresses": [],
                         "power": "running",
                         "memory_bytes": 0,

@@ -31,7 +31,7 @@ async def test_a_command_lists_the_vms() -> None:
     full = {
         "name": "web-0",
         "id": guid(1),
-        "mac": "52:54:00:00:00:01",
+        "macs": ["52:54:00:00:00:01", "52:54:00:00:00:02"],
         "addresses": ["10.0.0.7", "2001:db8::7"],
         "power": "stopped",
         "memory_bytes": 1024,
@@ -47,7 +47,7 @@ async def test_a_command_lists_the_vms() -> None:
         ListedVm(
             name="web-0",
             id=guid(1),
-            mac="52:54:00:00:00:01",
+            macs=("52:54:00:00:00:01", "52:54:00:00:00:02"),
             addresses=("10.0.0.7", "2001:db8::7"),
             power="stopped",
             memory_bytes=1024,

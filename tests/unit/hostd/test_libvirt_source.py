@@ -46,7 +46,7 @@ async def test_domains_are_reported_as_their_events_come(tmp_path: Path) -> None
         assert inventory.report.vms[1] == ListedVm(
             name="web-1",
             id=guid(2).lower(),
-            mac="52:54:00:00:00:02",
+            macs=("52:54:00:00:00:02",),
             power="stopped",
             memory_bytes=64 << 20,
             scope="web",

@@ -42,7 +42,7 @@ class DiscoveredVm(DomainMetadata, frozen=True, kw_only=True):
     name: str
     id: str
     host: str
-    mac: str = ""
+    macs: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
     ports: tuple[str, ...] = ()
     memory_bytes: int = 0
@@ -78,7 +78,7 @@ def parse(
         name=name,
         id=root.findtext("uuid", "").lower(),
         host=host,
-        mac=macs[0] if macs else "",
+        macs=tuple(macs),
         addresses=sort_addresses(address for mac in macs for address in leases.get(mac, ())),
         ports=tuple(ports) if is_active else (),
         memory_bytes=int(root.findtext("memory", "0")) * 1024,  # libvirt always writes KiB

@@ -122,7 +122,7 @@ def _merge(vm: Vm, domain: DiscoveredVm) -> Vm:
         address=_choose_address(vm.address, domain.addresses),
         update_domain=vm.update_domain if domain.update_domain is None else domain.update_domain,
         fault_domain=vm.fault_domain if domain.fault_domain is None else domain.fault_domain,
-        instance=replace(vm.instance, mac=domain.mac) if domain.mac else vm.instance,
+        instance=replace(vm.instance, mac=domain.macs[0]) if domain.macs else vm.instance,
     )
 
 

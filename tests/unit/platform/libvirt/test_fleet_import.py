@@ -48,14 +48,14 @@ FLEET = Fleet(
 )
 
 
-def test_domain_xml_gives_name_id_mac_and_addresses() -> None:
+def test_domain_xml_gives_name_id_all_macs_and_addresses() -> None:
     result = parsed(leases={"52:54:00:aa:00:02": ["fe80::1", "2001:db8::7", "10.0.0.7"]})
 
     assert result == DiscoveredVm(
         name="web-0",
         id=UUID,
         host="host-a",
-        mac="52:54:00:aa:00:01",
+        macs=("52:54:00:aa:00:01", "52:54:00:aa:00:02"),
         addresses=("10.0.0.7", "2001:db8::7"),
         ports=("vnet3",),
         memory_bytes=1 << 30,
@@ -105,7 +105,9 @@ def test_known_vm_keeps_what_libvirt_does_not_know() -> None:
     )
     fleet = Fleet(scopes=(Scope(name="web", kind=ScopeKind.AVAILABILITY_SET, vms=(known,)),))
 
-    (scope,) = sync_fleet(fleet, [found("web-0", mac="52:54:00:aa:00:01")], ["host-a"]).scopes
+    (scope,) = sync_fleet(
+        fleet, [found("web-0", macs=("52:54:00:aa:00:01", "52:54:00:aa:00:02"))], ["host-a"]
+    ).scopes
 
     result = Instance(size="big", mac="52:54:00:aa:00:01")
     assert scope.vms == (replace(known, host="host-a", id="id-of-web-0", instance=result),)

@@ -36,7 +36,7 @@ def test_domains_are_listed_with_their_metadata(tmp_path: Path) -> None:
                 name="web-0",
                 id=ids[0],
                 host="host-a",
-                mac=mac.format(1),
+                macs=(mac.format(1),),
                 ports=("testnet0",),
                 memory_bytes=64 << 20,
             )
@@ -46,7 +46,7 @@ def test_domains_are_listed_with_their_metadata(tmp_path: Path) -> None:
                 name="web-1",
                 id=ids[1],
                 host="host-b",
-                mac=mac.format(2),
+                macs=(mac.format(2),),
                 memory_bytes=64 << 20,
                 is_active=False,
                 scope="web",
