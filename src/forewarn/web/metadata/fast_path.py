@@ -153,11 +153,10 @@ class Polls(ConnectionPolicy):
 
     def find_name(self, poll: ParsedPoll, address: str) -> str:
         """The name of the client's VM; empty if it is unknown."""
-        board = self.board
         if poll.signed is None:
-            return poll.vm or board.addresses.get(address, "")
+            return poll.vm or self.board.addresses.get(address, "")
         try:
-            name = find_signed_vm(poll.signed, board, self._tokens)
+            name = find_signed_vm(poll.signed, self.board, self._tokens)
         except Forbidden:
             return ""  # the application refuses it
         if address not in self.relays and len(self.relays) < RELAYS_MAX:
