@@ -67,7 +67,8 @@ class ImpactRunner:
         self._platform = platform
         self._clock = clock
         self._host = host
-        self._begun: set[ImpactKey] | None = None
+        self._begun: set[ImpactKey] = set()
+        self._has_looked = False
         self._slots = asyncio.Semaphore(impacts_max)
         self._impacts: dict[ImpactKey, StartedImpact] = {}
         self._tasks: dict[asyncio.Task[None], str] = {}  # with their VM; also cancelled ones
@@ -76,7 +77,7 @@ class ImpactRunner:
     def running(self) -> list[RunningImpact]:
         """What was started, and the results that are not recorded yet."""
         length_max = DETAILS_LENGTH_MAX // max(128, len(self._impacts))
-        begun = (self._begun or set()) - self._impacts.keys()
+        begun = self._begun - self._impacts.keys()
         return [RunningImpact(*key, tries=0) for key in sorted(begun)] + [
             RunningImpact(
                 *key,
@@ -88,9 +89,10 @@ class ImpactRunner:
 
     async def find_begun(self) -> None:
         """Find what an earlier run has begun. Called before each request, until it succeeds."""
-        if self._begun is None and isinstance(self._platform, Recoverer):
+        if not self._has_looked and isinstance(self._platform, Recoverer):
             with suppress(Error):
-                self._begun = {*await self._platform.list_begun(self._host)}
+                self._begun |= {*await self._platform.list_begun(self._host)}
+                self._has_looked = True
 
     def apply(self, work: Work) -> None:
         """Drop what is recorded or no longer wanted, and start what is new."""
@@ -116,9 +118,9 @@ class ImpactRunner:
             impact.task.cancel()
             if impact.result is None:
                 log.info("impact cancelled", vm=key[1], event=key[0])
-        elif self._begun and key in self._begun and isinstance(self._platform, Recoverer):
+        elif key in self._begun and isinstance(self._platform, Recoverer):
             self._begun.remove(key)
-            self._add_task(key[1], self._recover(key, self._begun, self._platform))
+            self._add_task(key[1], self._recover(key, self._platform))
 
     def _add_task(self, vm: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -140,6 +142,7 @@ class ImpactRunner:
         for other_key, other in self._impacts.items():
             if other_key[1] == vm and other.result is not None:  # it waits until the VM is back
                 other.task.cancel()
+        self._begun.discard(key)
         before = [task for task, name in self._tasks.items() if name == vm]
         task = self._add_task(vm, self._carry_out(key, before))
         self._impacts[key] = StartedImpact(request, request.tries, task)
@@ -158,14 +161,14 @@ class ImpactRunner:
         if not impact.result.is_back and isinstance(self._platform, BackWatcher):
             await self._watch(impact, impact.result, self._platform)
 
-    async def _recover(self, key: ImpactKey, begun: set[ImpactKey], platform: Recoverer) -> None:
+    async def _recover(self, key: ImpactKey, platform: Recoverer) -> None:
         event_id, vm = key
         try:
             await platform.recover(self._host, event_id, vm)
             log.info("VM recovered from an event that is over", vm=vm, event=event_id)
         except Exception as error:  # its target does not answer, say
             log.warning("VM not recovered; trying again", vm=vm, problem=str(error))
-            asyncio.get_running_loop().call_later(RECOVER_AGAIN_SECONDS, begun.add, key)
+            asyncio.get_running_loop().call_later(RECOVER_AGAIN_SECONDS, self._begun.add, key)
 
     async def _run(self, request: ImpactRequest) -> RemoteResult:
         def warn(problem: str) -> None:

@@ -350,4 +350,8 @@ async def test_impact_that_an_earlier_run_began_is_continued() -> None:
             server.want(tries=3)
             await until(lambda: platform.started)
             await until(lambda: [each["tries"] for each in server.running] == [3])
+            platform.outcomes.put_nowait(ImpactResult())
+            await until(lambda: server.results)
+            server.want("web-1", event=2)
+            await until(lambda: [each["vm"] for each in server.running] == ["web-1"])
         assert platform.recovered == []
