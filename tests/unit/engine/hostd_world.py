@@ -14,6 +14,7 @@ from forewarn.config import Config
 from forewarn.core.command import Seen
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.timing import Timing
+from forewarn.engine.clock import Clock
 from forewarn.engine.entry import Entry
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
@@ -62,7 +63,7 @@ class LocalPlatform:
 class Server:
     """One server: its engine, its workers and its control API."""
 
-    def __init__(self, store: MemoryStore, clock: VirtualClock, name: str) -> None:
+    def __init__(self, store: MemoryStore, clock: Clock, name: str) -> None:
         numbers = count(1)
         self.name = name
         self.service = build_service(
