@@ -5,7 +5,6 @@ They come from a source: libvirt (`libvirt_source.py`), or a command that prints
 
 import asyncio
 import os
-import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
@@ -16,12 +15,12 @@ import msgspec
 from forewarn.errors import Error, Unavailable
 from forewarn.log import log
 from forewarn.option_kind import ExecCommand
-from forewarn.platform.exec import Output, resolve_program, signal_group
+from forewarn.platform.exec import Output, resolve_program, run_command
 from forewarn.platform.remote import ReportedVm
 
 COMMAND_SECONDS_MAX = 30.0
 COMMAND_BYTES_MAX = 1 << 23
-END_SECONDS_MAX = 5.0
+GRACE_SECONDS = 1.0
 SETTLE_SECONDS = 0.2
 """Events come in bursts, when a host starts all its VMs; they are looked at together."""
 RETRY_SECONDS_MAX = 10.0
@@ -110,49 +109,28 @@ class Inventory:
 class CommandSource:
     """Runs a command that prints a JSON list of VMs, see docs/hostd.md."""
 
-    def __init__(self, command: ExecCommand, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: ExecCommand,
+        environ: Mapping[str, str],
+        seconds_max: float = COMMAND_SECONDS_MAX,
+    ) -> None:
         self._words = resolve_program(command.words, environ, "inventory_command")
+        self._environ = environ
+        self._seconds_max = seconds_max
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self.woken = asyncio.Event()
 
     async def list_vms(self) -> Report:
-        output = await self._run()
+        with closing(Output(COMMAND_BYTES_MAX)) as printed, closing(Output()) as errors:
+            limits = self._seconds_max, GRACE_SECONDS
+            problem = await run_command(self._words, self._environ, (printed, errors), limits)
+        if len(printed.content) > COMMAND_BYTES_MAX:
+            raise Unavailable(f"inventory_command printed more than {COMMAND_BYTES_MAX} bytes")
+        if problem:
+            raise Unavailable(f"inventory_command {problem}: {errors.text()}")
         try:
-            vms = msgspec.json.decode(output, type=tuple[ListedVm, ...])
+            vms = msgspec.json.decode(printed.content, type=tuple[ListedVm, ...])
         except msgspec.MsgspecError as error:
             raise Unavailable(f"inventory_command printed something else: {error}") from error
         return Report(self._memory_bytes, vms)
-
-    async def _run(self) -> bytes:
-        with closing(Output()) as errors:
-            process = await asyncio.create_subprocess_exec(
-                *self._words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors.inlet,
-                start_new_session=True,
-            )
-            errors.start()
-            assert process.stdout is not None
-            try:
-                async with asyncio.timeout(COMMAND_SECONDS_MAX):
-                    output = await read_all(process.stdout)
-                    code = await process.wait()
-            except TimeoutError:
-                limit = f"{COMMAND_SECONDS_MAX:g} seconds"
-                raise Unavailable(f"inventory_command did not finish within {limit}") from None
-            finally:
-                signal_group(process.pid, signal.SIGKILL)  # and what it left behind
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(process.communicate(), END_SECONDS_MAX)
-        if code:
-            raise Unavailable(f"inventory_command exited with {code}: {errors.text()}")
-        return output
-
-
-async def read_all(stream: asyncio.StreamReader) -> bytes:
-    try:
-        await stream.readexactly(COMMAND_BYTES_MAX + 1)
-    except asyncio.IncompleteReadError as end:
-        return end.partial
-    raise Unavailable(f"inventory_command printed more than {COMMAND_BYTES_MAX} bytes")

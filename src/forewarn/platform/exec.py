@@ -69,58 +69,26 @@ class ExecPlatform:
         variables = {f"FOREWARN_{name.upper()}": value for name, value in values.items()}
         words = tuple(PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in words)
         with closing(Output()) as output:
-            problem = await self._run(words, self._environ | variables, output)
+            outputs, limits = (output, output), (self._seconds_max, self._grace_seconds)
+            problem = await run_command(words, self._environ | variables, outputs, limits)
         text = output.text()
         if problem:
             raise ImpactFailed(f"{words[0]} {problem}", output=text)
         hosts = HOST_LINE.findall(text)
         return ImpactResult(host=hosts[-1] if hosts else "", detail=text, is_back=False)
 
-    async def _run(
-        self, words: tuple[str, ...], environ: Mapping[str, str], output: "Output"
-    ) -> str:
-        """Return what went wrong, empty if the command succeeded."""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output.inlet,
-                stderr=output.inlet,
-                env=environ,
-                start_new_session=True,
-            )
-        except OSError as error:
-            if error.errno in SHORTAGES:
-                raise
-            raise ImpactFailed(
-                f"{words[0]} cannot be started: {error.strerror or error}", program=words[0]
-            ) from error
-        output.start()
-        try:
-            code = await asyncio.wait_for(process.wait(), self._seconds_max)
-        except TimeoutError:
-            await end_group(process, self._grace_seconds)
-            return f"did not finish within {self._seconds_max:g} seconds and was killed"
-        except asyncio.CancelledError:
-            await end_group(process, self._grace_seconds)
-            raise
-        finally:
-            signal_group(process.pid, signal.SIGKILL)  # what it left behind
-        if code < 0:
-            return f"was killed by signal {-code}"
-        return f"exited with {code}" if code else ""
-
 
 class Output:
-    """The last bytes that a command wrote.
+    """The last bytes that a command wrote; with `bytes_max` all of them, until these are too many.
 
     It is our own pipe: a child that inherits it can neither keep us waiting nor fill our memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int = 0) -> None:
         self._outlet, self.inlet = os.pipe()
         os.set_blocking(self._outlet, False)
-        self._tail = b""
+        self._bytes_max = bytes_max
+        self.content = bytearray()
 
     def start(self) -> None:
         """Start to read. Only the command holds the write end from now on."""
@@ -129,7 +97,7 @@ class Output:
         asyncio.get_running_loop().add_reader(self._outlet, self._read)
 
     def text(self) -> str:
-        return self._tail.decode(errors="replace").strip()
+        return self.content.decode(errors="replace").strip()
 
     def close(self) -> None:
         """Read what is left in the pipe, and close it."""
@@ -142,8 +110,10 @@ class Output:
     def _read(self) -> None:
         with suppress(BlockingIOError):
             chunk = os.read(self._outlet, PIPE_BYTES)
-            self._tail = (self._tail + chunk)[-OUTPUT_BYTES_MAX:]
-            if not chunk:
+            self.content += chunk
+            if not self._bytes_max:
+                del self.content[:-OUTPUT_BYTES_MAX]
+            if not chunk or 0 < self._bytes_max < len(self.content):
                 asyncio.get_running_loop().remove_reader(self._outlet)
 
 
@@ -159,6 +129,49 @@ def resolve_program(
             option=option,
         )
     return (program, *words[1:])
+
+
+async def run_command(
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    outputs: tuple[Output, Output],
+    limits: tuple[float, float],
+) -> str:
+    """Return what went wrong, empty if the command succeeded. ImpactFailed: it did not start.
+
+    `outputs` are for stdout and stderr, `limits` its seconds and those of the grace period.
+    """
+    seconds_max, grace_seconds = limits
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=outputs[0].inlet,
+            stderr=outputs[1].inlet,
+            env=environ,
+            start_new_session=True,
+        )
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise
+        raise ImpactFailed(
+            f"{words[0]} cannot be started: {error.strerror or error}", program=words[0]
+        ) from error
+    for each in {*outputs}:
+        each.start()
+    try:
+        code = await asyncio.wait_for(process.wait(), seconds_max)
+    except TimeoutError:
+        await end_group(process, grace_seconds)
+        return f"did not finish within {seconds_max:g} seconds and was killed"
+    except asyncio.CancelledError:
+        await end_group(process, grace_seconds)
+        raise
+    finally:
+        signal_group(process.pid, signal.SIGKILL)  # what it left behind
+    if code < 0:
+        return f"was killed by signal {-code}"
+    return f"exited with {code}" if code else ""
 
 
 async def end_group(process: asyncio.subprocess.Process, grace_seconds: float) -> None:

@@ -18,8 +18,8 @@ from tests.unit.hostd.fake_server import FakeSource, running_together, until
 from tests.unit.hostd.http_server import in_loop
 
 
-def source(*words: str) -> CommandSource:
-    return CommandSource(ExecCommand("", words), os.environ)
+def source(*words: str, seconds_max: float = 30) -> CommandSource:
+    return CommandSource(ExecCommand("", words), os.environ, seconds_max)
 
 
 def printing(content: Any) -> CommandSource:
@@ -70,7 +70,8 @@ async def test_a_command_lists_the_vms() -> None:
         (lambda: printing([{"name": "a", "id": "7"}]), r"`\$\[0\].id`"),
         (lambda: printing([{"name": "a", "id": guid(1), "prots": []}]), "unknown field `prots`"),
         (lambda: source("sh", "-c", "echo why >&2; exit 3"), "exited with 3: why"),
-        (lambda: source("sh", "-c", "yes"), "printed more than"),
+        (lambda: source("sh", "-c", "yes", seconds_max=1), "printed more than"),
+        (lambda: source("sleep", "60", seconds_max=0.1), "did not finish within 0.1 seconds"),
     ],
 )
 @in_loop
