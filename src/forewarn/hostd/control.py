@@ -88,7 +88,7 @@ class ControlLoop:
             (b"content-type", b"application/json"),
         )
         self._news = asyncio.Event()
-        inventory.on_change = runner.on_change = self._news.set
+        inventory.on_change, runner.on_change = self._news.set, self._on_result
         self._reported: Report | None = None
         self._reported_at = -REPORT_AGAIN_SECONDS
         self._server = ""
@@ -129,11 +129,17 @@ class ControlLoop:
         loop, report = asyncio.get_running_loop(), self._inventory.report
         is_new = report is not self._reported
         due = self._reported_at + (REPORT_EVERY_SECONDS if is_new else REPORT_AGAIN_SECONDS)
+        if self._inventory.is_stale:  # it may have a VM that an impact has removed
+            return None
         if due <= loop.time():
             return report
         if is_new:
             loop.call_at(due, self._news.set)
         return None
+
+    def _on_result(self) -> None:
+        self._inventory.refresh()
+        self._news.set()
 
     async def _exchange(self, report: Report | None) -> Work | None:
         """Say everything, and get what is new; None if the daemon has something new first."""

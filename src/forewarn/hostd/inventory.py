@@ -71,16 +71,31 @@ class Inventory:
         self.report = Report()
         self.readable = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
+        self._refreshes = self._listed = 0
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the VMs were listed before the last `refresh`."""
+        return self._listed != self._refreshes
+
+    def refresh(self) -> None:
+        """An impact has ended: list the VMs again. It may have removed one."""
+        self._refreshes += 1
+        self._source.woken.set()
 
     async def run(self) -> None:
         """List the VMs when the source is woken, and every few seconds, until cancelled."""
         pause = 0.0
         while True:  # ends when cancelled
             self._source.woken.clear()
+            refreshes = self._refreshes
             try:
                 before = self._interfaces()
                 self._update(await self._source.list_vms(), before)
                 pause = self._every_seconds
+                if self.is_stale:
+                    self._listed = refreshes
+                    self.on_change()
             except (Error, OSError) as error:
                 if self.readable.is_set() or not pause:
                     log.warning("the VMs of this host cannot be listed", problem=str(error))

@@ -6,6 +6,7 @@ import logging
 import pytest
 
 from forewarn.errors import Invalid, Unavailable
+from forewarn.hostd.inventory import Report
 from forewarn.platform.base import ImpactResult
 from tests.builders import guid
 from tests.unit.hostd.fake_server import Daemon, fake_server, running, until
@@ -50,6 +51,27 @@ async def test_a_changed_inventory_is_sent() -> None:
             daemon.source.list("web-0", "web-1")
             await until(lambda: len(server.inventories) == 2)
         assert [vm["name"] for vm in server.inventories[1]["vms"]] == ["web-0", "web-1"]
+
+
+@in_loop
+async def test_an_inventory_from_before_the_end_of_an_impact_is_not_sent() -> None:
+    """A VM that the impact has removed would join the fleet again."""
+    async with fake_server() as server:
+        daemon = Daemon(server)
+        async with running(daemon):
+            await until(lambda: server.inventories)
+            server.want()
+            await until(lambda: daemon.platform.started)
+            daemon.source.problem = Unavailable("not yet")
+            daemon.inventory.report = Report(1, daemon.source.vms)  # not sent yet
+            daemon.control._reported_at = -60
+            daemon.platform.outcomes.put_nowait(ImpactResult())
+            await until(lambda: not daemon.inventory.readable.is_set())
+            assert daemon.inventory.is_stale
+            daemon.source.problem = None
+            daemon.source.list()
+            await until(lambda: len(server.inventories) == 2)
+        assert [each["vms"] for each in server.inventories][1:] == [[]]
 
 
 @in_loop
