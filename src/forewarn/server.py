@@ -18,7 +18,7 @@ from typing import Any
 
 from forewarn.auth.tokens import Tokens
 from forewarn.campaign.worker import CampaignWorker
-from forewarn.config import Config, is_loopback
+from forewarn.config import Config, NotBeforeFormat, is_loopback
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock, RealClock
 from forewarn.engine.entry import Entry
@@ -258,6 +258,7 @@ def make_listeners(
     metadata = Metadata(service.engine, config, proxy_key, service.tokens)
     polls = Polls(service.engine, config, vms, service.tokens)
     metrics = make_metrics_route(service, metadata, polls)
+    is_iso = config.not_before_format is NotBeforeFormat.DOCUMENTED
     shared = config.reuse_port
     return (
         Listener(
@@ -269,7 +270,12 @@ def make_listeners(
             reuse_port=shared,
         ),
         make_control_listener(
-            service, config.control, [metrics], certificate, operators, reuse_port=shared
+            service._replace(is_iso=is_iso),
+            config.control,
+            [metrics],
+            certificate,
+            operators,
+            reuse_port=shared,
         ),
     )
 

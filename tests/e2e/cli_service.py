@@ -109,8 +109,12 @@ def running(
         assert process.stdout
         try:
             line = process.stdout.readline()
+            console = line if arguments[0] == "demo" else ""
+            if console:
+                line = process.stdout.readline()
             match = READY.fullmatch(line)
             assert match, line or process.communicate(timeout=SECONDS_MAX)[1]
+            assert console in ("", f"Console: {match[2]}/\n"), "the demo prints it first"
             yield Service(process, match[1], match[2])
         finally:
             process.kill()

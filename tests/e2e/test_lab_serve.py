@@ -207,6 +207,7 @@ def test_ready_file_exists_only_while_the_lab_is_ready(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert process.stdout is not None
+        assert process.stdout.readline().startswith("Console: http://127.0.0.1:")
         assert process.stdout.readline().startswith("the lab is ready")
         assert json.loads(ready.read_text())["pid"] == process.pid
         assert stat.S_IMODE(ready.stat().st_mode) == 0o644
@@ -281,3 +282,19 @@ def test_invalid_options_are_explained_in_one_line(
     assert code in (1, 2)
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+def test_shipped_scenario_runs_over_the_api(tmp_path: Path) -> None:
+    """In a lab of its own: the lab that runs it does not change."""
+    with serving(tmp_path) as lab:
+        before = lab.control("GET", "/vms")
+        listed = lab.control("GET", "/scenarios")
+        run = lab.control("POST", "/scenarios/user-restart/run")
+        refused = lab.refused("POST", "/scenarios/nothing/run")
+        after = lab.control("GET", "/vms")
+
+    assert {"name": "user-restart"}.items() <= listed["scenarios"][-1].items()
+    assert refused[0] == 404
+    assert run["is_passed"]
+    assert run["lines"][-1] == "user-restart passed (4 expectations)"
+    assert after == before

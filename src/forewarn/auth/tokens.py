@@ -105,10 +105,14 @@ class Tokens:
 
     def find_host_token(self, name: str) -> Token | None:
         """The valid token of a host daemon by its name."""
+        token = self.find_valid(name)
+        return token if token is not None and token.role is Role.HOST else None
+
+    def find_valid(self, name: str) -> Token | None:
+        """The token with this name, unless it has expired."""
         token = self._find(name)
-        if token is None or token.role is not Role.HOST:
-            return None
-        return token if token.is_valid(self._engine.clock.now()) else None
+        is_valid = token is not None and token.is_valid(self._engine.clock.now())
+        return token if is_valid else None
 
     def _find(self, name: str) -> Token | None:
         """A token by its name; None if this version cannot read it."""

@@ -70,11 +70,15 @@ class Campaigns:
         live = self.live()
         for campaign in live:
             if campaign.state is not CampaignState.CANCELED:
-                rest = self._hosts_of(campaign)[campaign.cursor :]
-                priorities |= dict.fromkeys((*campaign.window, *rest), HostPriority.WAITING)
+                waiting = self.waiting_hosts(campaign)
+                priorities |= dict.fromkeys(waiting, HostPriority.WAITING)
         for campaign in live:
             priorities |= {run.host: HostPriority.IN_PROGRESS for run in campaign.in_progress}
         return priorities
+
+    def waiting_hosts(self, campaign: Campaign) -> tuple[str, ...]:
+        """The hosts that have not been taken, in their order."""
+        return (*campaign.window, *self._hosts_of(campaign)[campaign.cursor :])
 
     def _hosts_of(self, campaign: Campaign) -> tuple[str, ...]:
         """A campaign's hosts in their order; none if it is over, or they are not known yet."""

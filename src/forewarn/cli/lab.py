@@ -222,6 +222,7 @@ def _format_welcome(urls: dict[str, Any], *, is_paused: bool) -> str:
     vms = "\n".join(f"  {vm:16} {url}" for vm, url in list(urls["vms"].items())[:VMS_SHOWN_MAX])
     paused = "\nThe clock is paused: `forewarn lab clock advance 15m` lets time pass."
     return (
+        f"Console: {urls['control']}/\n"
         f"the lab is ready: metadata {urls['metadata']}, control {urls['control']}\n"
         f"Each VM has an endpoint of its own:\n{vms}{paused if is_paused else ''}"
     )

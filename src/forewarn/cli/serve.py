@@ -52,7 +52,8 @@ def format_welcome(metadata: Address, control: Address, rate: float) -> str:
     poll = f"curl -s -H Metadata:true 'http://{metadata}{POLL}'"
     is_default = f"http://{control}" == ClientConfig.control_url
     variable = "" if is_default else f"FOREWARN_CONTROL=http://{control} "
-    return f"""forewarn is ready: metadata http://{metadata}, control http://{control}
+    return f"""Console: http://{control}/
+forewarn is ready: metadata http://{metadata}, control http://{control}
 A 15-minute notice takes {900 / rate:g} seconds here. In another terminal, from this folder:
 
 1. As a VM, poll for events (this machine is web-0):

@@ -1,4 +1,4 @@
-"""The routes that the control API has only in a lab: clock, faults, transcript, listeners."""
+"""The routes of a lab only: clock, faults, transcript, listeners, scenarios."""
 
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -16,10 +16,14 @@ from forewarn.fleetfile.yaml_source import SourceText
 from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import ActiveFault, parse_fault
 from forewarn.lab.fault.kinds import SCHEMA
+from forewarn.lab.scenario.report import Console
+from forewarn.lab.scenario.runner import RunOptions, run
+from forewarn.lab.scenario.schema import list_library, load_from_library
 from forewarn.lab.service import ADVANCE_MAX, LabService
 from forewarn.lab.transcript import TranscriptEntry
 from forewarn.web.control.dependencies import Limit
 
+LINES_MAX = 2000
 ADVANCE_SECONDS_MAX = int(ADVANCE_MAX.total_seconds())
 Lab = NamedDependency[LabService]
 After = Annotated[int, QueryParameter(ge=0, description="Only entries after this number.")]
@@ -74,6 +78,24 @@ class ListenersView(msgspec.Struct, frozen=True):
 
     listeners: dict[str, str]
     total: int
+
+
+class ScenarioView(msgspec.Struct, frozen=True):
+    name: str
+    lasts: str
+    about: str
+
+
+class ScenarioList(msgspec.Struct, frozen=True):
+    scenarios: list[ScenarioView]
+    total: int
+
+
+class ScenarioRun(msgspec.Struct, frozen=True):
+    """What happened, line by line, with the verdicts at the end."""
+
+    is_passed: bool
+    lines: list[str]
 
 
 def make_router(lab: LabService) -> Router:
@@ -153,6 +175,22 @@ class LabRoutes(Controller):
     async def open_listeners(self, lab: Lab) -> ListenersView:
         """Opens a listener for each VM that has none, up to 256 in all. Idempotent."""
         return ListenersView(await lab.listen_vms(), len(lab.engine.board.vms))
+
+    @get("/scenarios")
+    async def list_scenarios(self) -> ScenarioList:
+        """Returns the scenarios that come with Forewarn."""
+        found = [load_from_library(name).file for name in list_library()]
+        views = [ScenarioView(file.name, file.until, file.about) for file in found]
+        return ScenarioList(views, len(views))
+
+    @post("/scenarios/{name:str}/run", status_code=HTTP_200_OK, errors=(errors.NotFound,))
+    async def run_scenario(self, name: FromPath[str]) -> ScenarioRun:
+        """Runs a scenario to its end, in virtual time and with a fleet of its own."""
+        lines: list[str] = []
+        console = Console(lines.append)
+        result = await run(load_from_library(name), RunOptions(), console)
+        console.print_verdicts(name, result.verdicts)
+        return ScenarioRun(result.is_passed, lines[-LINES_MAX:])
 
 
 def view_clock(lab: LabService) -> ClockView:

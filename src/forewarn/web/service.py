@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from forewarn.auth.sessions import Sessions
 from forewarn.auth.tokens import Tokens
 from forewarn.campaign.service import Campaigns
 from forewarn.core.timing import Timing
@@ -16,14 +17,19 @@ from forewarn.store.base import Store
 
 
 class Service(NamedTuple):
-    """Everything but the workers and the listeners."""
+    """Everything but the workers and the listeners.
+
+    `is_iso`: VMs read NotBefore in the format of Azure's documentation.
+    """
 
     engine: Engine
     operations: Operations
     campaigns: Campaigns
     feed: HistoryFeed
     tokens: Tokens
+    sessions: Sessions
     hosts: RemoteHosts
+    is_iso: bool = False
 
     def stop(self) -> None:
         """End all streams, and answer all requests that wait."""
@@ -43,4 +49,6 @@ def build_service(
     hosts = RemoteHosts(engine, operations)
     campaigns = Campaigns(engine, hosts.managed.is_unreachable)
     hosts.avoid = campaigns.host_priorities
-    return Service(engine, operations, campaigns, feed, Tokens(engine), hosts)
+    tokens = Tokens(engine)
+    sessions = Sessions(engine, tokens)
+    return Service(engine, operations, campaigns, feed, tokens, sessions, hosts)

@@ -19,13 +19,15 @@ from forewarn.web.control.error_handlers import EXCEPTION_HANDLERS
 from forewarn.web.control.idempotency import Idempotency
 from forewarn.web.control.openapi import make_openapi_config, openapi_json
 from forewarn.web.control.routes.campaign import CampaignController
+from forewarn.web.control.routes.console import console_file, landing
 from forewarn.web.control.routes.event import EventController
 from forewarn.web.control.routes.fleet import FleetController
-from forewarn.web.control.routes.health import healthz, landing, readyz
+from forewarn.web.control.routes.health import healthz, readyz
 from forewarn.web.control.routes.history import HistoryController, make_filter
 from forewarn.web.control.routes.host import HostController
 from forewarn.web.control.routes.hostd import HostDaemonController
 from forewarn.web.control.routes.scope import ScopeController
+from forewarn.web.control.routes.session import SessionController
 from forewarn.web.control.routes.stream import follow
 from forewarn.web.control.routes.token import TokenController
 from forewarn.web.control.routes.vm import VmController
@@ -44,6 +46,7 @@ STREAM = "/api/v1/stream"
 
 ROUTES: tuple[ControllerRouterHandler, ...] = (
     landing,
+    console_file,
     healthz,
     readyz,
     docs,
@@ -55,6 +58,7 @@ ROUTES: tuple[ControllerRouterHandler, ...] = (
     HostDaemonController,
     EventController,
     TokenController,
+    SessionController,
     HistoryController,
     follow,
     CampaignController,
@@ -74,7 +78,10 @@ def make_app(
     """
     operations = service.operations
     authenticator = Authenticator(
-        service.tokens, is_loopback=is_loopback(host), delay_seconds=delay_seconds
+        service.tokens,
+        service.sessions,
+        is_loopback=is_loopback(host),
+        delay_seconds=delay_seconds,
     )
 
     def make_call(request: Request[Any, Any, Any]) -> ApiCall:
@@ -86,6 +93,7 @@ def make_app(
     return ControlApp(
         route_handlers=[*ROUTES, *more],
         dependencies={
+            "authenticator": Provide(lambda: authenticator, sync_to_thread=False),
             "call": Provide(make_call, sync_to_thread=False),
             "page": Provide(PageRequest, sync_to_thread=False),
             "wanted": Provide(make_filter, sync_to_thread=False),

@@ -1,6 +1,7 @@
 """Who sends a request to the control listener.
 
-That is the holder of a token, or any client while no tokens exist and the listener is on loopback.
+That is the holder of a token, the browser of one (by the cookie of its session), or any client
+while no tokens exist and the listener is on loopback.
 """
 
 import asyncio
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 from litestar import Request
 
+from forewarn.auth.sessions import Sessions
 from forewarn.auth.tokens import Role, Token, Tokens
 from forewarn.errors import Forbidden, Unauthorized
 from forewarn.web.http.message import plain_address
@@ -17,6 +19,7 @@ from forewarn.web.http_status import TooManyRequests
 BAD_TOKEN_DELAY_SECONDS = 1.0
 BAD_TOKENS_PER_SECOND = 5.0
 """Bad tokens per second and address that get a 401; more get a 429 without a delay."""
+COOKIE = "forewarn_session"
 EXPECTED = "expected the header `Authorization: Bearer TOKEN`; `forewarn token create` makes one"
 
 
@@ -46,23 +49,32 @@ LOCAL_OPERATOR = Principal("operator", Role.ADMIN, "operator")
 
 
 class Authenticator:
-    """Finds the principal of a request by its token.
+    """Finds the principal of a request by its token or its session.
 
     The response to a bad token is delayed, which slows guessing down. Tokens are never logged.
     """
 
-    def __init__(self, tokens: Tokens, *, is_loopback: bool, delay_seconds: float) -> None:
+    def __init__(
+        self, tokens: Tokens, sessions: Sessions, *, is_loopback: bool, delay_seconds: float
+    ) -> None:
         self.is_loopback = is_loopback
         self._tokens = tokens
+        self._sessions = sessions
         self._delay_seconds = delay_seconds
         self._bad_tokens = TokenBucket(BAD_TOKENS_PER_SECOND)
 
     async def find_token(self, request: Request[Any, Any, Any]) -> Token | None:
-        """The token in the request; None if it carries none, or if none is required."""
-        scheme, _, text = request.headers.get("authorization", "").partition(" ")
-        if not scheme or not self._is_required:
+        """The token in the request, or of its session; None if it has neither or needs none."""
+        if not self.is_required:
             return None
-        token = self._tokens.authenticate(text.strip()) if scheme.lower() == "bearer" else None
+        scheme, _, text = request.headers.get("authorization", "").partition(" ")
+        if not scheme:
+            return self._sessions.find(request.cookies.get(COOKIE, ""))
+        return await self.verify(request, text.strip() if scheme.lower() == "bearer" else "")
+
+    async def verify(self, request: Request[Any, Any, Any], text: str) -> Token:
+        """The token with this text; if there is none, an error after a while."""
+        token = self._tokens.authenticate(text)
         if token is not None:
             return token
         self._tokens.refused_count += 1
@@ -78,10 +90,10 @@ class Authenticator:
     def principal(self, token: Token | None) -> Principal:
         if token is not None:
             return Principal(f"token {token.name}", token.role, token.digest, token.host)
-        if self._is_required:
+        if self.is_required:
             raise Unauthorized(f"this request needs a token; {EXPECTED}")
         return LOCAL_OPERATOR
 
     @property
-    def _is_required(self) -> bool:
+    def is_required(self) -> bool:
         return bool(self._tokens) or not self.is_loopback

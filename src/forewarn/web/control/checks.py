@@ -1,7 +1,7 @@
 """Checks that a request to the control listener passes before its handler runs.
 
-In this order: token, Host (DNS rebinding), Origin (cross-site requests), role, query parameters,
-Content-Type, size and content of the body. The first that fails raises an Error.
+In this order: token or session, Host (DNS rebinding), Origin (cross-site requests), role, query
+parameters, Content-Type, size and content of the body. The first that fails raises an Error.
 
 A route is marked by additional arguments of its decorator, which Litestar stores in `opt`:
 
@@ -54,7 +54,8 @@ class Checks(ASGIMiddleware):
         # A page that reached us by DNS rebinding cannot send a token.
         if token is None and self._authenticator.is_loopback:
             _check_host(request, self._host)
-        _check_origin(request)
+        is_session = token is not None and "authorization" not in request.headers
+        _check_origin(request, is_session=is_session)
         principal = LOCAL_OPERATOR if is_public else self._authenticator.principal(token)
         principal.require(required_role(handler, request.method))
         if request.method == "OPTIONS":
@@ -84,15 +85,18 @@ def _check_host(request: Request[Any, Any, Any], host: str) -> None:
         raise Forbidden(f"Host is {value!r}; expected a loopback name or {host}", host=value)
 
 
-def _check_origin(request: Request[Any, Any, Any]) -> None:
+def _check_origin(request: Request[Any, Any, Any], *, is_session: bool) -> None:
     """Pages of other sites may not change anything.
 
     Browsers send Origin or Sec-Fetch-Site. Very old ones omit both for forms; `_check_type`
-    rejects those, because a form is never JSON or YAML.
+    rejects those, because a form is never JSON or YAML. A browser sends the cookie of a session by
+    itself, so there the Origin is required: pages cannot leave it out or choose it.
     """
     if request.method in READ_METHODS:
         return
     origin = request.headers.get("origin")
+    if origin is None and is_session:
+        raise Forbidden("Origin is missing; with a session cookie it must be this service's")
     if origin is not None and origin.rpartition("//")[2] != request.headers.get("host"):
         raise Forbidden(
             f"Origin is {origin!r}; requests from other sites are not accepted", origin=origin

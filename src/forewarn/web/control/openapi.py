@@ -65,6 +65,8 @@ FIELDS = {
     "host": "The name of a host.",
     "resources": "The names of the affected VMs.",
     "approvals": "Who approved: names of VMs, `operator` or `policy`.",
+    "is_approved": "Whether the approvals suffice: it starts as soon as its turn comes.",
+    "update_domain": "VMs of different update domains are not affected at the same time.",
     "impacts": "The state of the impact on each VM, once Started.",
     "started_at": "Null until it has started.",
     "expires_at": "When the token expires; null for never.",

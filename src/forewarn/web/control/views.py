@@ -75,6 +75,7 @@ class EventView(msgspec.Struct, frozen=True):
     status: Status
     source: Source
     scope: str
+    update_domain: int
     resources: tuple[str, ...]
     not_before: datetime
     duration_seconds: int
@@ -82,6 +83,7 @@ class EventView(msgspec.Struct, frozen=True):
     created_at: datetime
     started_at: datetime | None
     approvals: tuple[str, ...]
+    is_approved: bool
     impacts: tuple[ImpactView, ...]
     cause: Cause
 

@@ -36,6 +36,7 @@ from forewarn.web.control.views import view
 from forewarn.web.service import Service
 
 NUMBER_MAX = 10**12
+WAITING_HOSTS_MAX = 100
 
 ENDED_ERRORS = (UnknownCampaign, CampaignOver)
 Pattern = Annotated[str, Meta(min_length=1, max_length=128, description="1 to 128 characters")]
@@ -111,7 +112,8 @@ class HostRunView(msgspec.Struct, frozen=True):
 class CampaignView(msgspec.Struct, frozen=True):
     """A campaign. `skipped_hosts` has the last hosts that were skipped or failed, with the reason.
 
-    `waiting_for` is why the next host cannot start; it is empty in a list.
+    `waves` is how many were planned. `waiting_for` is why the next host cannot start, and
+    `waiting_hosts` are the next hosts in their order; both are empty in a list.
     """
 
     id: str
@@ -119,6 +121,7 @@ class CampaignView(msgspec.Struct, frozen=True):
     type: EventType
     state: CampaignState
     hosts: HostCounts
+    waves: int
     pause_reason: str
     paused_by_failure: bool
     waiting_for: str
@@ -131,6 +134,7 @@ class CampaignView(msgspec.Struct, frozen=True):
     pause_on_failure: bool
     in_progress: list[HostRunView]
     skipped_hosts: tuple[SkippedHost, ...]
+    waiting_hosts: tuple[str, ...]
 
 
 class BlockerView(msgspec.Struct, frozen=True):
@@ -226,7 +230,9 @@ async def _set_state(campaign: str, state: CampaignState, call: ApiCall) -> Camp
 def campaign_view(service: Service, campaign: Campaign, *, is_listed: bool = False) -> CampaignView:
     engine, spec, now = service.engine, campaign.spec, service.engine.clock.now()
     blocker = None
+    waiting: tuple[str, ...] = ()
     if not campaign.is_over and not is_listed:
+        waiting = service.campaigns.waiting_hosts(campaign)
         blocker = find_next_blocker(service.campaigns.draft(campaign, now))
     return view(
         CampaignView,
@@ -234,6 +240,7 @@ def campaign_view(service: Service, campaign: Campaign, *, is_listed: bool = Fal
         spec,
         hosts=view(HostCounts, campaign, in_progress=len(campaign.in_progress)),
         waiting_for="" if blocker is None else f"{blocker.host}: {blocker}",
+        waiting_hosts=waiting[:WAITING_HOSTS_MAX],
         estimated_end=estimate_end(campaign, now, engine.timing),
         max_unavailable=format_budget(spec.max_unavailable),
         in_progress=[_view_run(engine, spec, run) for run in campaign.in_progress],

@@ -1,16 +1,10 @@
-"""Routes about the service itself: the landing page and the health checks."""
+"""The health checks."""
 
 from litestar import get
 
 from forewarn.errors import Unavailable
 from forewarn.web.control.dependencies import Call
-from forewarn.web.control.views import Health, Landing
-
-
-@get("/", tags=["Service"], is_public=True)
-async def landing() -> Landing:
-    """Lists the entry points: the API, its documentation and the health checks."""
-    return Landing()
+from forewarn.web.control.views import Health
 
 
 @get("/healthz", tags=["Service"], is_public=True)

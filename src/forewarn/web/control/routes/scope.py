@@ -1,10 +1,19 @@
-"""Scopes: list and show."""
+"""Scopes: list, show, and the document that their VMs read."""
 
-from litestar import Controller, get
+from typing import Annotated, Any
 
-from forewarn.errors import UnknownScope
+from litestar import Controller, MediaType, Response, get
+from litestar.params import QueryParameter
+
+from forewarn.errors import Invalid, UnknownScope
 from forewarn.web.control import views
 from forewarn.web.control.dependencies import Call, Name, Page
+from forewarn.web.http.message import BLANK_LINE
+from forewarn.web.metadata.fast_path import render
+from forewarn.wire.versions import VERSIONS
+
+NAMES = [version.name for version in VERSIONS]
+ApiVersion = Annotated[str, QueryParameter(description=f"One of {', '.join(NAMES)}.")]
 
 
 class ScopeController(Controller):
@@ -22,3 +31,18 @@ class ScopeController(Controller):
         engine = call.service.engine
         published = await engine.look_up(lambda: engine.find_scope(name))
         return views.scope_view(engine, published.scope)
+
+    @get("/{name:str}/document", errors=(UnknownScope,), media_type=MediaType.JSON)
+    async def read_document(
+        self, name: Name, call: Call, api_version: ApiVersion = NAMES[-1]
+    ) -> Response[Any]:
+        """The document that the VMs of a scope read, byte for byte. It does not count as a poll."""
+        if api_version not in NAMES:
+            raise Invalid(
+                f"api_version: expected one of {', '.join(NAMES)}, got {api_version[:80]!r}",
+                field="api_version",
+            )
+        engine, version = call.service.engine, VERSIONS[NAMES.index(api_version)]
+        published = await engine.look_up(lambda: engine.find_scope(name))
+        page = render(published, version, is_iso=call.service.is_iso)
+        return Response(page.partition(BLANK_LINE)[2], media_type=MediaType.JSON)

@@ -15,13 +15,14 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import HeaderParameter, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 
-from forewarn.auth.tokens import Tokens
 from forewarn.engine.entry import first_number, last_number
 from forewarn.errors import Error
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.query import EntryFilter
+from forewarn.web.control.auth import COOKIE
 from forewarn.web.control.dependencies import Call
 from forewarn.web.control.routes.history import Wanted
+from forewarn.web.service import Service
 
 STREAMS_MAX = 100
 STREAMS_PER_PRINCIPAL_MAX = 10
@@ -69,16 +70,23 @@ async def follow(
         wanted,
         after if last_id is None else last_id,
         by=identity,
-        is_allowed=make_permission(service.tokens, request.headers.get("authorization", "")),
+        is_allowed=make_permission(
+            service, request.headers.get("authorization", ""), request.cookies.get(COOKIE, "")
+        ),
     )
     return ServerSentEvent(messages, headers={"Cache-Control": "no-store"})
 
 
-def make_permission(tokens: Tokens, authorization: str) -> Callable[[], bool]:
-    """Whether a stream may continue: its token may be revoked, or the first token be created."""
-    text = authorization.partition(" ")[2].strip()
+def make_permission(service: Service, authorization: str, cookie: str) -> Callable[[], bool]:
+    """Whether a stream may continue.
+
+    Its token may be revoked, its session may end, or the first token be created.
+    """
+    tokens, text = service.tokens, authorization.partition(" ")[2].strip()
     if not tokens:
         return lambda: not tokens
+    if not text:
+        return lambda: service.sessions.find(cookie) is not None
     return lambda: tokens.authenticate(text) is not None
 
 

@@ -8,17 +8,20 @@ from typing import Any
 
 import pytest
 
+from forewarn.config import Config, Identify
 from forewarn.core.command import Claim, Finish
 from forewarn.core.event import MAINTENANCE_CAUSES
 from forewarn.core.scheduling import MAINTENANCE_TYPES
 from forewarn.engine.operations import Operations
 from forewarn.web.control.app import make_app
 from forewarn.web.control.routes.host import Maintenance
+from forewarn.web.metadata.app import Metadata
+from forewarn.wire.versions import VERSIONS
 from tests.unit.web.control_world import FLEET, NOON, World, main, make_client
 
 EVENT_MEMBERS = (
-    "id type status source scope resources not_before duration_seconds description"
-    " created_at started_at approvals impacts cause"
+    "id type status source scope update_domain resources not_before duration_seconds description"
+    " created_at started_at approvals is_approved impacts cause"
 )
 
 
@@ -36,6 +39,7 @@ def test_restart_returns_the_scheduled_event() -> None:
                 "status": "Scheduled",
                 "source": "User",
                 "scope": "web",
+                "update_domain": 0,
                 "resources": ["web-0"],
                 "not_before": "2030-01-31T12:15:00Z",
                 "duration_seconds": -1,
@@ -44,6 +48,7 @@ def test_restart_returns_the_scheduled_event() -> None:
                 "created_at": "2030-01-31T12:00:00Z",
                 "started_at": None,
                 "approvals": [],
+                "is_approved": False,
                 "impacts": [],
                 "cause": "user-restart",
             }
@@ -574,7 +579,7 @@ def test_every_operation_is_described_with_its_errors() -> None:
             for path, item in described["paths"].items()
             for verb, operation in item.items()
         }
-        assert len(operations) == 38
+        assert len(operations) == 42
         for name, operation in operations.items():
             assert operation["description"].endswith("."), name
             assert name.endswith(("/", "healthz")) or "400" in operation["responses"], name
@@ -597,3 +602,24 @@ def test_maintenance_types_match_the_rules() -> None:
 
     assert body["type"].__args__ == MAINTENANCE_TYPES
     assert body["cause"].__args__ == MAINTENANCE_CAUSES
+
+
+def test_document_of_a_scope_is_what_its_vms_read() -> None:
+    """Byte for byte, in every api-version; and reading it does not count as a poll."""
+
+    async def act(world: World) -> None:
+        await world.json("POST", "/api/v1/vms/web-0/restart")
+        guest = make_client(Metadata(world.engine, Config(identify=(Identify.PATH,))))
+        for version in VERSIONS:
+            target = f"/as/web-0/metadata/scheduledevents?api-version={version.name}"
+            read = await guest.get(target, headers={"metadata": "true"})
+            query = f"?api_version={version.name}"
+            shown = await world.request("GET", f"/api/v1/scopes/web/document{query}")
+            assert (shown.status_code, shown.content) == (200, read.content), version.name
+        bad = await world.error("GET", "/api/v1/scopes/web/document?api_version=2016-01-01")
+        unknown = await world.error("GET", "/api/v1/scopes/nothing/document")
+
+        assert bad[:2] == (400, "invalid")
+        assert unknown[:2] == (404, "unknown_scope")
+
+    main(act)

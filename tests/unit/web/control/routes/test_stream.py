@@ -152,8 +152,8 @@ def test_stream_ends_when_its_token_is_revoked() -> None:
 
     async def act(world: World) -> None:
         tokens = world.service.tokens
-        assert make_permission(tokens, "")()
-        without = make_permission(tokens, "")
+        assert make_permission(world.service, "", "")()
+        without = make_permission(world.service, "", "")
         _, text = await tokens.create("boss", Role.ADMIN, secret=SECRET, by="test")
         assert not without()
         _, text = await tokens.create("ci", Role.VIEWER, secret=SECRET, by="test")
@@ -161,7 +161,7 @@ def test_stream_ends_when_its_token_is_revoked() -> None:
             world.service.feed,
             EntryFilter(),
             None,
-            is_allowed=make_permission(tokens, f"Bearer {text}"),
+            is_allowed=make_permission(world.service, f"Bearer {text}", ""),
         )
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream, None))

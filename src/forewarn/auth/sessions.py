@@ -1,0 +1,76 @@
+"""Console sessions: what a browser keeps instead of a token.
+
+The store has the digest of a session's random text, so every server knows it and no copy of the
+store reveals it. A session ends when it is signed out, after SESSION_DURATION, and with its token.
+"""
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from forewarn.auth.tokens import Token, Tokens, hash_secret
+from forewarn.engine.engine import Engine
+from forewarn.engine.record import RecordCodec
+from forewarn.engine.transaction import Transaction
+
+KIND = "session"
+SESSION_DURATION = timedelta(hours=12)
+SESSIONS_MAX = 1000
+REMOVED_MAX = 50
+"""How many old sessions a new one removes: a commit has a limit."""
+
+
+class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`digest` is that of the token, which may be revoked and created again."""
+
+    token: str
+    digest: str
+    expires_at: datetime
+
+
+SESSION = RecordCodec(KIND, Session)
+
+
+class Sessions:
+    """All sessions of the store. Create it before the engine loads."""
+
+    def __init__(self, engine: Engine, tokens: Tokens) -> None:
+        self._engine = engine
+        self._tokens = tokens
+        engine.register(KIND, SESSION)
+
+    def find(self, text: str) -> Token | None:
+        """The token of a session; None if either has ended."""
+        session: Session | None = self._engine.records.get(_key(text)).value
+        if session is None or session.expires_at <= self._engine.clock.now():
+            return None
+        token = self._tokens.find_valid(session.token)
+        return token if token is not None and token.digest == session.digest else None
+
+    async def start(self, token: Token, text: str) -> None:
+        """Start a session; `text` is 256 random bits. The oldest are removed if there are many."""
+        now = self._engine.clock.now()
+        key, session = _key(text), Session(token.name, token.digest, now + SESSION_DURATION)
+        known = sorted(
+            (session.expires_at, key) for key, session in self._engine.records.values(KIND)
+        )
+        excess = len(known) - SESSIONS_MAX
+        old = [key for place, (end, key) in enumerate(known) if end <= now or place <= excess]
+
+        def decide(transaction: Transaction) -> None:
+            for each in old[:REMOVED_MAX]:
+                transaction.put(each, None)
+            transaction.put(key, session)
+
+        await self._engine.update([key, *old[:REMOVED_MAX]], decide, by=f"token {token.name}")
+
+    async def end(self, text: str) -> None:
+        def decide(transaction: Transaction) -> None:
+            if transaction.get(_key(text)) is not None:
+                transaction.put(_key(text), None)
+
+        await self._engine.update([_key(text)], decide, by="session")
+
+
+def _key(text: str) -> str:
+    return f"{KIND}/{hash_secret(text)}/"

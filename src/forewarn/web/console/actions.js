@@ -1,0 +1,206 @@
+// What an operator can do. Each action says exactly what will happen and when, and asks first.
+
+import { ApiError, path, post, remove } from "./api.js";
+import { button, field, h } from "./dom.js";
+import { clockTime, count, length, now } from "./format.js";
+
+export function mayAct(store) {
+  return store.session.role !== "viewer";
+}
+
+/** When an operation on a VM would start. */
+function starts(store, type, vm) {
+  const scope = store.scopes.get(vm.scope);
+  let seconds = store.session.notice_seconds[type];
+  if (type === "Terminate") {
+    const notice = scope?.policy.terminate_notice_seconds ?? null;
+    if (notice === null) return "It happens at once: the policy of its scope wants no notice.";
+    seconds = notice / store.session.rate;
+  }
+  if (vm.power !== "running") return "It happens at once: the VM is not running.";
+  if (!scope?.is_enabled) return `It happens at once, without an event: no VM of ${vm.scope} polls.`;
+  const at = clockTime(now() + seconds * 1000);
+  const left = length(seconds * 1000);
+  return `The VMs of ${vm.scope} are notified now. It starts at ${at}, in ${left}, or earlier once it is approved.`;
+}
+
+const ON_VM = {
+  restart: ["Restart", "Reboot", (vm) => `${vm.name} restarts on ${vm.host || "its host"}.`],
+  redeploy: ["Redeploy", "Redeploy", (vm) => `${vm.name} moves from ${vm.host || "its host"} to another host and restarts there.`],
+  evict: ["Evict", "Preempt", (vm) => `${vm.name} is stopped and leaves ${vm.host || "its host"}.`],
+  delete: ["Delete", "Terminate", (vm) => `${vm.name} is deleted for good. This cannot be undone.`],
+};
+
+export function vmActions(store, vm) {
+  if (!mayAct(store)) return null;
+  return h("div", { class: "actions" }, Object.entries(ON_VM).map(([verb, [label, type, what]]) => {
+    const isDangerous = verb === "delete" || verb === "evict";
+    return button(label, () => ask({
+      title: `${label} ${vm.name}?`,
+      text: [what(vm), starts(store, type, vm)],
+      label: `${label} ${vm.name}`,
+      isDangerous,
+      act: () => post(path`vms/${vm.name}/${verb}`),
+      done: ({ event }) => (event
+        ? `Announced. It starts at ${clockTime(event.not_before)}, unless it is approved earlier.`
+        : "It runs now, without an event."),
+    }), { class: isDangerous ? "risky" : null });
+  }));
+}
+
+export function eventActions(store, event) {
+  if (!mayAct(store)) return null;
+  const names = event.resources.join(", ");
+  const what = `the ${event.type} of ${names}`;
+  const confirm = (label, verb, text, done, isDangerous = false) => button(label, () => ask({
+    title: `${label} ${what}?`,
+    text: [text],
+    label: label === "Cancel" ? "Cancel the event" : label,
+    isDangerous,
+    act: () => post(path`events/${event.id}/${verb}`),
+    done: () => done,
+  }), { "aria-label": `${label} ${what}`, class: label === "Approve" ? "primary" : null });
+  if (event.status === "Started") {
+    return h("div", { class: "actions" }, confirm("Complete", "complete",
+      "The event ends now, and platform calls that still run are canceled. Do this only if you know that the impact is over.",
+      "Completed.", true));
+  }
+  return h("div", { class: "actions" },
+    event.is_approved ? null : confirm("Approve", "approve",
+      `It starts now instead of at ${clockTime(event.not_before)}, for all its VMs. `
+      + `If another update domain of ${event.scope} is under impact, it waits for that.`, "Approved."),
+    event.type === "Terminate" ? null
+      : button("Postpone", () => postpone(event), { "aria-label": `Postpone ${what}` }),
+    confirm("Cancel", "cancel", `The VMs of ${event.scope} no longer see the event, and nothing is done to ${names}.`, "Canceled."));
+}
+
+function postpone(event) {
+  const minutes = h("input", { type: "number", min: "1", max: "10080", value: "60", required: true, id: "minutes" });
+  const text = h("p", {});
+  const later = () => new Date(new Date(event.not_before).getTime() + Number(minutes.value) * 60_000);
+  const describe = () => {
+    text.textContent = minutes.checkValidity()
+      ? `Its earliest start moves from ${clockTime(event.not_before)} to ${clockTime(later())}. It cannot be moved back.`
+      : "Choose 1 to 10,080 minutes.";
+  };
+  minutes.addEventListener("input", describe);
+  describe();
+  ask({
+    title: `Postpone the ${event.type} of ${event.resources.join(", ")}?`,
+    text: [field("By how many minutes?", minutes), text],
+    label: "Postpone",
+    act: () => post(path`events/${event.id}/extend`, { not_before: later().toISOString() }),
+    done: (result) => `Postponed to ${clockTime(result.event.not_before)}.`,
+  });
+}
+
+const MAINTENANCE = {
+  Freeze: "are paused for some seconds",
+  Reboot: "restart",
+  Redeploy: "move to other hosts",
+};
+
+function maintain(store, host, whom) {
+  const type = h("select", { id: "type" }, Object.keys(MAINTENANCE).map((each) => h("option", {}, each)));
+  const text = h("p", {});
+  const describe = () => {
+    const seconds = store.session.notice_seconds[type.value];
+    const [left, at] = [length(seconds * 1000), clockTime(now() + seconds * 1000)];
+    text.textContent = `${whom} ${MAINTENANCE[type.value]}. They are notified now; it starts in ${left}, at ${at}, `
+      + "or earlier once approved. Update domains of a scope take turns.";
+  };
+  type.addEventListener("change", describe);
+  describe();
+  return { text: [field("What is done to the VMs?", type), text], body: () => ({ type: type.value }) };
+}
+
+const ON_HOST = {
+  maintain: ["Maintain", maintain],
+  degrade: ["Report as degraded", (store, host, whom) => ({
+    text: [`${whom} are moved to other hosts: within days, or as soon as they approve. Do this if the hardware is expected to fail.`],
+  })],
+  fail: ["Report as failed", (store, host, whom) => ({
+    text: [`${whom} restart on other hosts now, without notice. Do this only if ${host} is dead: a VM that still runs would run twice.`],
+  })],
+};
+
+export function hostActions(store, host, vms) {
+  if (!mayAct(store)) return null;
+  const scopes = new Set(vms.map((vm) => vm.scope)).size;
+  const whom = `${count(vms.length, "VM")} of ${count(scopes, "scope")}`;
+  return h("div", { class: "actions" }, Object.entries(ON_HOST).map(([verb, [label, prepare]]) =>
+    button(label, () => {
+      const { text, body = () => ({}) } = prepare(store, host, whom);
+      ask({
+        title: verb === "maintain" ? `Maintain ${host}?` : `${label}: ${host}?`,
+        text,
+        label,
+        isDangerous: verb === "fail",
+        act: () => post(path`hosts/${host}/${verb}`, body()),
+        done: ({ events }) => (events.length ? `${count(events.length, "event")} announced.` : "Done. No VM was concerned."),
+      });
+    }, { class: verb === "fail" ? "risky" : null })));
+}
+
+/** A dialog that says what will happen, does it, and shows the result or what to do about it. */
+export function ask({ title, text, label, act, done, isDangerous = false }) {
+  const opener = document.activeElement;
+  const output = h("p", { role: "status", class: "outcome" });
+  const confirm = h("button", { type: "submit", class: isDangerous ? "danger" : "primary" }, label);
+  const close = button("Not now", () => dialog.close());
+  const form = h("form", { method: "dialog", onsubmit: submit },
+    h("h2", { id: "ask" }, title),
+    text.map((part) => (typeof part === "string" ? h("p", {}, part) : part)),
+    output, h("div", { class: "actions" }, confirm, close));
+  const dialog = h("dialog", { "aria-labelledby": "ask" }, form);
+  async function submit(event) {
+    event.preventDefault();
+    confirm.disabled = true;
+    setOutcome(output, "Working…");
+    try {
+      setOutcome(output, done(await act()), "good");
+      confirm.remove();
+      close.textContent = "Close";
+      close.focus();
+    } catch (error) {
+      setOutcome(output, explain(error), "bad");
+      confirm.disabled = false;
+    }
+  }
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    if (opener?.isConnected) opener.focus();
+    else document.querySelector("main").focus();
+  });
+  document.body.append(dialog);
+  dialog.showModal();
+  close.focus();
+}
+
+export function setOutcome(output, text, kind = "") {
+  output.className = `outcome ${kind}`;
+  output.textContent = text;
+}
+
+const NEXT = {
+  0: "Check that the service runs and that you can reach it, then try again.",
+  401: "Sign in again.",
+  403: "Ask somebody with the role operator.",
+  404: "It is gone, or its name is wrong.",
+  429: "Wait a few seconds, then try again.",
+  500: "This is a defect: see the log of the service.",
+  503: "Try again in a few seconds.",
+};
+
+/** An error in words, and what to do next. */
+export function explain(error) {
+  if (!(error instanceof ApiError)) throw error;
+  const message = error.message.replace(/\.$/, "");
+  const advice = NEXT[error.status] ?? "";
+  return `${message[0].toUpperCase()}${message.slice(1)}. ${advice}`.trim();
+}
+
+export async function signOut() {
+  await remove("session");
+  location.reload();
+}

@@ -1,0 +1,75 @@
+// Calls to the control API, and the stream of changes.
+
+const ANSWER_MILLISECONDS_MAX = 30_000;
+const RETRY_MILLISECONDS = 2000;
+
+export class ApiError extends Error {
+  constructor(status, body) {
+    super(body?.message ?? `the server answered with status ${status}`);
+    this.status = status;
+    this.code = body?.error ?? "";
+  }
+}
+
+async function request(method, path, body) {
+  const options = { method, headers: {}, credentials: "same-origin", cache: "no-store" };
+  options.signal = AbortSignal.timeout(ANSWER_MILLISECONDS_MAX);
+  if (body !== undefined) {
+    options.headers["Content-Type"] = "application/json";
+    options.body = JSON.stringify(body);
+  }
+  let response;
+  let text;
+  try {
+    response = await fetch(`/api/v1/${path}`, options);
+    text = await response.text();
+  } catch {
+    throw new ApiError(0, { message: "the server does not answer" });
+  }
+  let value = null;
+  try {
+    value = text ? JSON.parse(text) : null;
+  } catch {
+    // a proxy's error page, perhaps: the status says enough
+  }
+  if (!response.ok) throw new ApiError(response.status, value);
+  return value;
+}
+
+export const get = (path) => request("GET", path);
+export const post = (path, body = {}) => request("POST", path, body);
+export const put = (path, body) => request("PUT", path, body);
+export const remove = (path) => request("DELETE", path);
+
+/** A path of the API with names in it, which may have any character. */
+export function path(strings, ...names) {
+  return String.raw({ raw: strings }, ...names.map(encodeURIComponent));
+}
+
+/** All pages of a list, up to a number of items. */
+export async function getAll(list, { limit = 10_000, max = Infinity, query = "" } = {}) {
+  const items = [];
+  let cursor = "";
+  do {
+    const page = await get(`${list}?limit=${limit}${query}${cursor}`);
+    for (const item of page[list]) items.push(item);
+    cursor = page.next ? `&cursor=${encodeURIComponent(page.next)}` : "";
+  } while (cursor && items.length < max);
+  return items;
+}
+
+/**
+ * Follow the history. The browser reconnects by itself and continues after the last entry; when it
+ * has given up, because the server refused, it is tried again here.
+ */
+export function follow({ onEntry, onLive, onGap }) {
+  const source = new EventSource("/api/v1/stream");
+  source.onopen = () => onLive(true);
+  source.onmessage = (message) => message.data && onEntry(JSON.parse(message.data));
+  source.addEventListener("gap", onGap);
+  source.onerror = () => {
+    onLive(false);
+    if (source.readyState !== EventSource.CLOSED) return;
+    setTimeout(() => follow({ onEntry, onLive, onGap }), RETRY_MILLISECONDS);
+  };
+}

@@ -1,0 +1,222 @@
+// Campaigns: waves planned against done, what the next host waits for, and a preview before the start.
+
+import { ask, explain, mayAct } from "./actions.js";
+import { get, getAll, path, post } from "./api.js";
+import { badge, button, definitions, empty, field, h, keyed, link, name, setText, show, table } from "./dom.js";
+import { clockTime, count, relative } from "./format.js";
+import { View } from "./view.js";
+
+const REFRESH_MILLISECONDS = 5000; // what a host waits for changes without an entry in the history
+const HOSTS_SHOWN_MAX = 60;
+const NEXT_TEXT = "each host starts when its notice has passed or its VMs have approved. The next hosts follow as the limits allow.";
+const BADGES = { running: "impact", paused: "notice", done: "quiet", canceled: "stopped" };
+
+function bar({ hosts }) {
+  const over = hosts.done + hosts.skipped + hosts.failed;
+  const parts = [["done", hosts.done], ["failed", hosts.failed + hosts.skipped], ["impact", hosts.in_progress], ["rest", hosts.waiting]];
+  return h("span", { class: "progress", role: "img", "aria-label": `${over} of ${hosts.total} hosts are over` },
+    parts.filter(([, number]) => number).map(([kind, number]) => {
+      const part = h("span", { class: kind });
+      part.style.flexGrow = number;
+      return part;
+    }));
+}
+
+export class CampaignsView extends View {
+  build() {
+    this.rows = table("Campaigns", ["Campaign", "State", "Progress", "Failed", "Started", "Ends"]);
+    this.none = empty("There are no campaigns yet.",
+      "A campaign takes many hosts through maintenance, a few at a time, within the limits of each scope.");
+    const plan = h("a", { class: "button primary", href: "#/campaigns/new" }, "Plan a campaign");
+    this.append(h("div", { class: "head" }, h("h1", {}, "Campaigns"), mayAct(this.store) ? plan : ""), this.none, this.rows.element);
+    this.every(REFRESH_MILLISECONDS, () => this.update({ campaigns: true }).catch(() => {}));
+  }
+
+  async update({ isAll, campaigns }) {
+    if (!isAll && !campaigns) return;
+    const list = (await get("campaigns?limit=100")).campaigns;
+    this.none.hidden = list.length > 0;
+    this.rows.element.hidden = list.length === 0;
+    keyed(this.rows.body, list, (each) => each.id, (each) => this.rows.row(
+      [h("a", { href: `#/campaigns/${each.id}` }, name(each.name || each.id)),
+        h("small", {}, `${each.type} of ${count(each.hosts.total, "host")}`)],
+      "", "", "", clockTime(each.started_at), ""), (row, each) => {
+      const [, state, progress, failed, , end] = row.children;
+      show(state, each.state, () => badge(BADGES[each.state], each.state));
+      show(progress, JSON.stringify(each.hosts), () => [bar(each), h("small", {}, `${each.hosts.done} of ${each.hosts.total} done`)]);
+      setText(failed, String(each.hosts.failed));
+      const estimate = each.estimated_end ? `probably ${clockTime(each.estimated_end)}` : "not known";
+      setText(end, each.ended_at ? clockTime(each.ended_at) : estimate);
+    });
+  }
+}
+
+export class CampaignView extends View {
+  build() {
+    this.hosts = new Map(); // what the history says of each host
+    this.every(REFRESH_MILLISECONDS, () => this.update({ campaigns: true }).catch(() => {}));
+  }
+
+  async update({ isAll, campaigns }) {
+    if (!isAll && !campaigns) return;
+    const [campaign] = await Promise.all([get(path`campaigns/${this.detail}`), isAll ? this.readHosts() : null]);
+    show(this, JSON.stringify([campaign, [...this.hosts]]), () => this.content(campaign));
+  }
+
+  async readHosts() {
+    const entries = await getAll("history", { limit: 1000, max: 2000, query: "&what=campaign" });
+    entries.reverse().forEach((entry) => this.remember(entry));
+  }
+
+  remember({ detail, host }) {
+    if (host && detail.startsWith(`${this.detail} `)) this.hosts.set(host, detail.slice(this.detail.length + 1));
+  }
+
+  entry(entry) {
+    if (entry.what === "campaign") this.remember(entry);
+  }
+
+  content(campaign) {
+    const { hosts } = campaign;
+    const over = hosts.done + hosts.skipped + hosts.failed;
+    const waves = Math.floor((campaign.waves * over) / Math.max(hosts.total, 1));
+    const estimate = campaign.estimated_end ? ["probably ", relative(campaign.estimated_end)] : "not known while it is paused";
+    const waitsFor = campaign.waiting_for || (campaign.state === "paused" ? "somebody to resume the campaign" : "nothing");
+    const limit = campaign.max_unavailable === null ? "" : `; at most ${campaign.max_unavailable} VMs of a scope down`;
+    const counts = ["done", "in_progress", "waiting", "skipped", "failed"];
+    return [
+      h("p", { class: "crumb" }, h("a", { href: "#/campaigns" }, "Campaigns")),
+      h("div", { class: "head" }, h("h1", {}, name(campaign.name || campaign.id)), badge(BADGES[campaign.state], campaign.state)),
+      this.actions(campaign),
+      h("div", { class: "card" },
+        h("p", { class: "answer" },
+          `${hosts.done} of ${count(hosts.total, "host")} done, about ${waves} of ${count(campaign.waves, "planned wave")}`),
+        bar(campaign),
+        h("ul", { class: "legend" }, counts.map((each) => h("li", {}, `${hosts[each]} ${each.replace("_", " ")}`))),
+        definitions([
+          campaign.pause_reason ? ["Paused because", campaign.pause_reason] : null,
+          campaign.ended_at ? null : ["Next host waits for", waitsFor],
+          ["Maintenance", campaign.type],
+          ["Hosts", campaign.patterns.join(", ")],
+          ["At a time", `${count(campaign.max_hosts, "host")}${limit}`],
+          ["Started", clockTime(campaign.started_at)],
+          ["Ends", campaign.ended_at ? ["ended ", relative(campaign.ended_at)] : estimate],
+        ])),
+      h("h2", {}, "Hosts"),
+      this.hostTable(campaign),
+    ];
+  }
+
+  /** The hosts in the order of the plan: over, in progress, waiting. */
+  hostTable(campaign) {
+    const rows = table("Hosts", ["Host", "State", "Details"]);
+    const running = new Set(campaign.in_progress.map((run) => run.host));
+    const problems = new Map(campaign.skipped_hosts.map((each) => [each.host, each]));
+    const waiting = new Set(campaign.waiting_hosts);
+    const over = [...this.hosts.keys()].filter((host) => !running.has(host) && !waiting.has(host));
+    const row = (host, kind, state, ...details) => rows.body.append(rows.row(link("hosts", host), badge(kind, state), details));
+    for (const host of over.slice(-HOSTS_SHOWN_MAX)) {
+      const problem = problems.get(host);
+      if (problem) row(host, "failed", problem.is_failed ? "failed" : "skipped", problem.why);
+      else row(host, "quiet", "done", "");
+    }
+    for (const run of campaign.in_progress) {
+      row(run.host, "impact", run.phase, `waits for ${run.waiting_for}`, run.until ? [" ", relative(run.until)] : "");
+    }
+    for (const host of campaign.waiting_hosts.slice(0, HOSTS_SHOWN_MAX)) row(host, "stopped", "waiting", "");
+    return rows.element;
+  }
+
+  actions(campaign) {
+    if (!mayAct(this.store) || campaign.ended_at) return null;
+    const act = (verb, label, text, properties = {}) => button(label, () => ask({
+      title: `${label} ${campaign.name || "this campaign"}?`,
+      text: [text],
+      label: verb === "cancel" ? "Cancel the campaign" : label,
+      isDangerous: verb === "cancel",
+      act: () => post(path`campaigns/${campaign.id}/${verb}`),
+      done: () => "Done.",
+    }), properties);
+    return h("div", { class: "actions" },
+      campaign.state === "paused"
+        ? act("resume", "Resume", "The next hosts start as the limits allow. Failed hosts are not tried again.", { class: "primary" })
+        : act("pause", "Pause", "No further host starts. Hosts whose VMs were notified continue."),
+      act("cancel", "Cancel", "Events that have not started are canceled, and no further host starts. It cannot be resumed.", { class: "risky" }));
+  }
+}
+
+export class NewCampaignView extends View {
+  build() {
+    const input = (id, properties) => h("input", { id, ...properties });
+    this.fields = {
+      hosts: input("hosts", { required: true, placeholder: "rack-3-*, host-17" }),
+      type: h("select", { id: "type" }, ["Freeze", "Reboot", "Redeploy"].map((type) => h("option", {}, type))),
+      name: input("name", { maxlength: "64", placeholder: "Kernel update" }),
+      max_hosts: input("max_hosts", { type: "number", min: "1", value: "1", required: true }),
+      max_unavailable: input("max_unavailable", { placeholder: "1 or 20%" }),
+    };
+    const { hosts, type, name: label, max_hosts: most, max_unavailable: budget } = this.fields;
+    this.plan = h("div", { role: "status" });
+    this.append(
+      h("p", { class: "crumb" }, h("a", { href: "#/campaigns" }, "Campaigns")),
+      h("h1", {}, "Plan a campaign"),
+      h("form", { class: "card stacked", onsubmit: (event) => this.preview(event), oninput: () => this.plan.replaceChildren() },
+        field("Hosts", hosts, "Names or patterns, separated by commas."),
+        field("Maintenance", type, "Freeze pauses the VMs for seconds, Reboot restarts them, Redeploy moves them."),
+        field("Name", label, "Optional; the history shows it."),
+        field("Hosts at a time", most),
+        field("VMs of a scope that may be down", budget, "Optional: a number or a percentage. Empty: as each scope's policy says."),
+        h("div", { class: "actions" }, h("button", { type: "submit", class: "primary" }, "Preview the plan"))),
+      this.plan);
+  }
+
+  body() {
+    const { hosts, type, name: label, max_hosts: most, max_unavailable: budget } = this.fields;
+    const down = budget.value.trim();
+    return {
+      hosts: hosts.value.split(",").map((each) => each.trim()).filter(Boolean),
+      type: type.value,
+      name: label.value.trim(),
+      max_hosts: Number(most.value),
+      max_unavailable: down === "" ? null : /^\d+$/.test(down) ? Number(down) : down,
+    };
+  }
+
+  async preview(event) {
+    event.preventDefault();
+    const body = this.body();
+    try {
+      const { plan } = await post("campaigns", { ...body, plan: true });
+      this.plan.replaceChildren(...this.planned(plan, body));
+    } catch (error) {
+      this.plan.replaceChildren(h("p", { class: "outcome bad", role: "alert" }, explain(error)));
+    }
+  }
+
+  planned(plan, body) {
+    const size = `${count(plan.total, "host")} in ${count(plan.waves.length, "wave")}`;
+    const refused = [...plan.too_large, ...plan.waiting];
+    const start = button("Start the campaign", () => ask({
+      title: `Start this ${body.type} campaign?`,
+      text: [`${size}. The VMs of the first wave are notified now; ${NEXT_TEXT}`],
+      label: "Start",
+      act: () => post("campaigns", body),
+      done: (result) => {
+        location.hash = `#/campaigns/${result.campaign.id}`;
+        return "Started.";
+      },
+    }), { class: "primary" });
+    return [
+      h("h2", {}, `The plan: ${size}`),
+      h("ol", { class: "waves" }, plan.waves.map((wave, index) => h("li", { class: "card" },
+        h("strong", {}, `Wave ${index + 1}`), " ", wave.map((host, place) => [place ? ", " : "", link("hosts", host)])))),
+      ...(refused.length ? [h("h2", {}, "Cannot start now"),
+        h("ul", {}, refused.map((each) => h("li", {}, link("hosts", each.host), `: ${each.why}`)))] : []),
+      h("div", { class: "actions" }, plan.waves.length && mayAct(this.store) ? start : ""),
+    ];
+  }
+}
+
+customElements.define("campaigns-view", CampaignsView);
+customElements.define("campaign-view", CampaignView);
+customElements.define("new-campaign-view", NewCampaignView);

@@ -1,0 +1,137 @@
+// One event: what its VMs see, who has approved, what is done to each VM, and its history.
+
+import { eventActions, explain } from "./actions.js";
+import { get, path } from "./api.js";
+import { badge, definitions, empty, field, h, keyed, link, links, name, show, table } from "./dom.js";
+import { clockTime, length, relative } from "./format.js";
+import { HISTORY_COLUMNS, historyRow } from "./history.js";
+import { describeMissing } from "./now.js";
+import { View } from "./view.js";
+
+const ENTRIES_MAX = 200;
+
+export class EventView extends View {
+  build() {
+    const versions = this.store.session.api_versions;
+    this.facts = h("section");
+    this.version = h("select", { id: "version", onchange: () => this.showDocument() },
+      versions.map((version, index) => h("option", { selected: index === versions.length - 1 }, version)));
+    this.raw = h("a", { target: "_blank", rel: "noopener" }, "As sent, byte for byte");
+    this.document = h("pre", { tabindex: "0", role: "region", "aria-label": "Document" });
+    this.rows = table("History of the event", HISTORY_COLUMNS);
+    this.entries = [];
+    this.append(this.facts,
+      h("h2", {}, "What its VMs see"),
+      h("div", { class: "filters" }, field("api-version", this.version), this.raw), this.document,
+      h("h2", {}, "History"), this.rows.element);
+  }
+
+  async update({ isAll, events }) {
+    if (!isAll && !events.has(this.detail)) return;
+    if (isAll) await this.readHistory();
+    this.showFacts();
+    await this.showDocument();
+  }
+
+  showFacts() {
+    const event = this.store.events.get(this.detail);
+    const past = this.store.past.get(this.detail);
+    show(this.facts, JSON.stringify([event, past, this.entries.length]), () => (event ? this.live(event) : this.over(past)));
+  }
+
+  live(event) {
+    const isStarted = event.status === "Started";
+    const [kind, word] = isStarted ? ["impact", "started"] : event.is_approved ? ["approved", "approved"] : ["notice", "in notice"];
+    const start = event.started_at ?? event.not_before;
+    const seconds = event.duration_seconds;
+    return [
+      h("p", { class: "crumb" }, "Event of scope ", name(event.scope)),
+      h("div", { class: "head" }, h("h1", {}, `${event.type} of `, links("vms", event.resources)),
+        badge(kind, word)),
+      h("p", { class: "countdown" }, isStarted ? "Started " : "Starts at the latest ", relative(start),
+        h("small", {}, ` ${clockTime(start)}`)),
+      eventActions(this.store, event),
+      h("div", { class: "card" }, definitions([
+        ["Approvals", this.approvals(event)],
+        event.is_approved || isStarted ? null : ["Waits for", describeMissing(this.store, event)],
+        ["Why", [event.cause, event.description ? `: ${event.description}` : ""]],
+        ["Requested by", event.source === "User" ? "a user" : "the platform"],
+        ["Announced", clockTime(event.created_at)],
+        ["Expected length", seconds < 0 ? "unknown" : length(seconds * 1000)],
+        ["Id", h("code", {}, event.id)],
+      ])),
+      event.impacts.length ? [h("h2", {}, "Impacts"), this.impacts(event)] : "",
+    ];
+  }
+
+  /** Who approved, and when: the event has the names, the history the times. */
+  approvals(event) {
+    if (!event.approvals.length) return "none yet";
+    return h("ul", { class: "plain" }, event.approvals.map((who) => {
+      const entry = this.entries.find((each) => each.what === "approved" && (each.vm || "operator") === who)
+        ?? this.entries.find((each) => each.what === "approved");
+      return h("li", {}, this.store.vms.has(who) ? link("vms", who) : name(who),
+        entry ? [" ", relative(entry.at), ` (${clockTime(entry.at)})`] : "");
+    }));
+  }
+
+  impacts(event) {
+    const rows = table("Impacts", ["VM", "State", "Attempts", "Details"]);
+    const kinds = { done: "quiet", failed: "failed" };
+    rows.body.append(...event.impacts.map((impact) => rows.row(
+      link("vms", impact.vm), badge(kinds[impact.state] ?? "impact", impact.state), String(impact.tries), impact.detail)));
+    return rows.element;
+  }
+
+  over(past) {
+    const kind = past?.how === "failed" ? "failed" : past?.how === "canceled" ? "stopped" : "quiet";
+    if (!past?.type) {
+      return [h("h1", {}, "Event ", h("code", {}, this.detail)),
+        empty("There is no such event now.", "It may have ended long ago: see its history below.")];
+    }
+    return [
+      h("p", { class: "crumb" }, "Event of scope ", name(past.scope)),
+      h("div", { class: "head" }, h("h1", {}, `${past.type} of `, links("vms", past.resources)), badge(kind, past.how ?? "ended")),
+      h("div", { class: "card" }, definitions([
+        past.created_at ? ["Announced", clockTime(past.created_at)] : null,
+        past.started_at ? ["Started", clockTime(past.started_at)] : null,
+        past.ended_at ? ["Ended", [clockTime(past.ended_at), ", ", relative(past.ended_at)]] : null,
+        ["Id", h("code", {}, past.id)],
+      ])),
+    ];
+  }
+
+  async showDocument() {
+    const scope = this.store.events.get(this.detail)?.scope ?? this.store.past.get(this.detail)?.scope;
+    this.raw.hidden = !scope;
+    if (!scope) {
+      this.document.textContent = "The scope of the event is not known.";
+      return;
+    }
+    const address = path`scopes/${scope}/document?api_version=${this.version.value}`;
+    this.raw.setAttribute("href", `/api/v1/${address}`);
+    try {
+      this.document.textContent = JSON.stringify(await get(address), null, 2);
+    } catch (error) {
+      this.document.textContent = explain(error);
+    }
+  }
+
+  async readHistory() {
+    const page = await get(path`history?limit=${ENTRIES_MAX}&event=${this.detail}`);
+    this.entries = page.history;
+    this.showHistory();
+  }
+
+  showHistory() {
+    keyed(this.rows.body, this.entries, (entry) => entry.number, (entry) => historyRow(this.rows, entry));
+  }
+
+  entry(entry) {
+    if (entry.event !== this.detail) return;
+    this.entries = [entry, ...this.entries.filter((each) => each.number !== entry.number)].slice(0, ENTRIES_MAX);
+    this.showHistory();
+  }
+}
+
+customElements.define("event-view", EventView);

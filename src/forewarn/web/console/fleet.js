@@ -1,0 +1,142 @@
+// The fleet: scopes, their update domains, and a tile for each VM. A change redraws one tile.
+
+import { arrowKeys, empty, field, h, keyed, name, setText } from "./dom.js";
+import { byName, count } from "./format.js";
+import { STATES } from "./store.js";
+import { View } from "./view.js";
+
+const CHUNK = 2000; // tiles that are made before the browser may paint
+const DETAILED_MAX = 400; // tiles with names; more have the shape only
+
+export class FleetView extends View {
+  build() {
+    this.tiles = new Map();
+    this.text = h("input", { type: "search", id: "text", placeholder: "Name or address", oninput: () => this.filter() });
+    this.scope = this.select("scope", "All scopes");
+    this.host = this.select("host", "All hosts");
+    this.state = this.select("state", "All states");
+    this.summary = h("p", { role: "status", class: "lead" });
+    this.groups = h("div", { class: "fleet" });
+    this.nothing = empty("No VM matches.", "Change or clear the filters.");
+    arrowKeys(this.groups, "a.tile:not([hidden])");
+    this.legend = h("ul", { class: "legend", "aria-label": "States" });
+    this.append(
+      h("h1", {}, "Fleet"), this.summary,
+      h("form", { class: "filters", onsubmit: (event) => event.preventDefault() },
+        field("Search", this.text), field("Scope", this.scope), field("Host", this.host), field("State", this.state)),
+      this.legend, this.nothing, this.groups,
+    );
+  }
+
+  select(id, all) {
+    return h("select", { id, onchange: () => this.filter() }, h("option", { value: "" }, all));
+  }
+
+  async update({ isAll, vms = [] }) {
+    const isOther = (vm) => this.tiles.has(vm) !== this.store.vms.has(vm);
+    if (isAll ? this.layoutKey() !== this.layout : [...vms].some(isOther)) {
+      await this.draw();
+      return;
+    }
+    for (const vm of isAll ? this.store.vms.keys() : vms) if (this.tiles.has(vm)) this.paint(this.store.vms.get(vm));
+    this.filter();
+  }
+
+  /** Which tile is where: while this stays, tiles are repainted and not made again. */
+  layoutKey() {
+    return [...this.store.vms.values()].map((vm) => `${vm.name}/${vm.scope}/${vm.update_domain}`).join();
+  }
+
+  async draw() {
+    const drawing = this.drawing = {};
+    this.layout = this.layoutKey();
+    const scopes = new Map();
+    for (const vm of this.store.vms.values()) {
+      if (!scopes.has(vm.scope)) scopes.set(vm.scope, new Map());
+      const domains = scopes.get(vm.scope);
+      if (!domains.has(vm.update_domain)) domains.set(vm.update_domain, []);
+      domains.get(vm.update_domain).push(vm);
+    }
+    this.setOptions(scopes);
+    this.tiles = new Map();
+    this.groups.replaceChildren();
+    this.groups.classList.toggle("detailed", this.store.vms.size <= DETAILED_MAX);
+    let made = 0;
+    for (const scope of [...scopes.keys()].sort(byName)) {
+      const domains = [...scopes.get(scope)].sort(([one], [other]) => one - other);
+      const rows = domains.map(([domain, vms]) => {
+        made += vms.length;
+        return h("div", { class: "domain" }, h("span", { class: "soft" }, `domain ${domain}`),
+          h("div", { class: "tiles" }, vms.sort((one, other) => byName(one.name, other.name)).map((vm, index) => this.tile(vm, index))));
+      });
+      const kind = this.store.scopes.get(scope)?.kind ?? "";
+      this.groups.append(h("section", { class: "card scope", "aria-label": `Scope ${scope}` },
+        h("h2", {}, name(scope), " ", h("small", {}, kind)), rows));
+      if (made < CHUNK) continue;
+      made = 0;
+      await new Promise((resume) => setTimeout(resume));
+      if (!this.isConnected || this.drawing !== drawing) return;
+    }
+    this.filter();
+  }
+
+  setOptions(scopes) {
+    const hosts = new Set([...this.store.vms.values()].map((vm) => vm.host).filter(Boolean));
+    const set = (select, values, label = (value) => value) => keyed(select, ["", ...values], (value) => value,
+      (value) => (value ? h("option", { value }, label(value)) : select.options[0]));
+    set(this.scope, [...scopes.keys()].sort(byName));
+    set(this.host, [...hosts].sort(byName));
+    set(this.state, Object.keys(STATES), (state) => STATES[state].word);
+  }
+
+  tile(vm, index) {
+    const tile = h("a", {
+      class: "tile", href: `#/vms/${encodeURIComponent(vm.name)}`, tabindex: index ? "-1" : "0", "data-name": vm.name,
+    });
+    this.tiles.set(vm.name, tile);
+    this.paint(vm);
+    return tile;
+  }
+
+  paint(vm) {
+    const tile = this.tiles.get(vm.name);
+    const state = this.store.stateOf(vm);
+    const { word, shape } = STATES[state];
+    if (tile.dataset.state === state) return;
+    tile.className = `tile ${state}`;
+    tile.dataset.state = state;
+    tile.dataset.word = word;
+    setText(tile, shape);
+    tile.setAttribute("aria-label", `${vm.name}: ${word}`);
+    tile.setAttribute("title", `${vm.name}: ${word}${vm.host ? `, on ${vm.host}` : ""}`);
+  }
+
+  filter() {
+    const wanted = this.text.value.trim().toLowerCase();
+    const [scope, host, state] = [this.scope.value, this.host.value, this.state.value];
+    const counts = new Map();
+    let shown = 0;
+    for (const [each, tile] of this.tiles) {
+      const vm = this.store.vms.get(each);
+      if (!vm) continue;
+      const isShown = (!scope || vm.scope === scope) && (!host || vm.host === host) &&
+        (!state || tile.dataset.state === state) && (!wanted || `${vm.name} ${vm.address} ${vm.id}`.toLowerCase().includes(wanted));
+      if (tile.hidden === isShown) tile.hidden = !isShown;
+      if (!isShown) continue;
+      shown += 1;
+      counts.set(tile.dataset.state, (counts.get(tile.dataset.state) ?? 0) + 1);
+    }
+    this.groups.classList.toggle("detailed", shown <= DETAILED_MAX);
+    for (const row of this.groups.querySelectorAll(".domain, .scope")) row.hidden = !row.querySelector(".tile:not([hidden])");
+    const { size } = this.store.vms;
+    this.nothing.hidden = shown > 0 || !size;
+    const of = shown < size ? ` of ${size.toLocaleString()}` : "";
+    const text = `${shown.toLocaleString()}${of} VMs`;
+    setText(this.summary, size ? text : "There are no VMs yet. Apply a fleet file: forewarn fleet apply FILE");
+    keyed(this.legend, Object.entries(STATES), ([each]) => each, ([each, { word, shape }]) => h("li", {},
+      h("span", { class: `tile ${each}`, "aria-hidden": "true" }, shape), h("span", {}, word)),
+    (item, [each, { word }]) => setText(item.lastChild, counts.has(each) ? `${word} ${counts.get(each).toLocaleString()}` : word));
+  }
+}
+
+customElements.define("fleet-view", FleetView);

@@ -1,0 +1,147 @@
+// The history, with filters that are part of the address, and as a file.
+
+import { explain, setOutcome } from "./actions.js";
+import { get } from "./api.js";
+import { badge, button, empty, field, h, keyed, link, links, name, table } from "./dom.js";
+import { clockTime } from "./format.js";
+import { View } from "./view.js";
+
+export const HISTORY_COLUMNS = ["When", "What", "Scope", "VMs", "Host", "By", "Details"];
+const FIELDS = [
+  "number", "at", "by", "what", "scope", "event", "type", "cause", "resources", "vm", "host", "host_before",
+  "not_before", "description", "detail",
+];
+const FILTERS = { vm: "VM", scope: "Scope", host: "Host", event: "Event id" };
+const KINDS = [
+  "scheduled", "approved", "started", "claimed", "restarted", "impacted", "impact-failed", "extended", "completed", "canceled",
+  "failed", "executed-silently", "enabled", "joined", "left", "moved", "updated", "retired", "campaign", "token-created",
+  "token-revoked", "restored",
+];
+const BADGES = {
+  scheduled: "notice", extended: "notice", approved: "approved", started: "impact", completed: "quiet",
+  failed: "failed", "impact-failed": "failed", canceled: "stopped",
+};
+const EXPORT_MAX = 100_000;
+const SHOWN_MAX = 2000;
+
+export function historyRow(rows, entry) {
+  const vms = entry.resources.length ? entry.resources : [entry.vm].filter(Boolean);
+  const what = badge(BADGES[entry.what] ?? "plain", entry.what);
+  const type = entry.type ? h("small", {}, entry.type) : "";
+  return rows.row(
+    h("time", { datetime: entry.at, title: entry.at }, clockTime(entry.at)),
+    entry.event ? h("a", { href: `#/events/${entry.event}` }, what, type) : what,
+    name(entry.scope), links("vms", vms),
+    entry.host ? link("hosts", entry.host) : "", name(entry.by), h("bdi", { class: "text" }, entry.detail || entry.description));
+}
+
+export class HistoryView extends View {
+  build() {
+    const given = new URLSearchParams(this.detail);
+    const input = (filter) => h("input", { type: "search", id: `by-${filter}`, value: given.get(filter) ?? "" });
+    this.inputs = Object.fromEntries(Object.keys(FILTERS).map((filter) => [filter, input(filter)]));
+    this.inputs.what = h("select", { id: "by-what" }, ["", ...KINDS].map((kind) =>
+      h("option", { value: kind, selected: kind === given.get("what") }, kind || "All changes")));
+    this.rows = table("History", HISTORY_COLUMNS);
+    this.none = empty("No entry matches.", "Change or clear the filters.");
+    this.more = button("Show older entries", () => this.read(this.next));
+    this.output = h("p", { role: "status", class: "outcome" });
+    this.append(
+      h("div", { class: "head" }, h("h1", {}, "History"), h("div", { class: "actions" },
+        button("Export as CSV", () => this.export("csv")), button("Export as JSON Lines", () => this.export("jsonl")))),
+      h("form", { class: "filters", onsubmit: (event) => this.apply(event) },
+        Object.entries(FILTERS).map(([filter, label]) => field(label, this.inputs[filter])), field("Change", this.inputs.what),
+        h("button", { type: "submit", class: "primary" }, "Filter")),
+      this.output, this.none, this.rows.element, this.more);
+    this.entries = [];
+  }
+
+  async update({ isAll }) {
+    if (isAll && !this.entries.length) await this.read();
+  }
+
+  query() {
+    const query = new URLSearchParams();
+    for (const [filter, { value }] of Object.entries(this.inputs)) if (value.trim()) query.set(filter, value.trim());
+    return query;
+  }
+
+  apply(event) {
+    event.preventDefault();
+    const query = this.query().toString();
+    history.replaceState(null, "", query ? `#/history/${query}` : "#/history");
+    this.entries = [];
+    this.read();
+  }
+
+  async read(cursor = null) {
+    const query = this.query();
+    if (cursor) query.set("cursor", cursor);
+    try {
+      const page = await get(`history?${query}`);
+      this.entries.push(...page.history);
+      this.next = page.next;
+      setOutcome(this.output, "");
+    } catch (error) {
+      setOutcome(this.output, explain(error), "bad");
+    }
+    this.show();
+  }
+
+  show() {
+    this.more.hidden = !this.next;
+    this.none.hidden = this.entries.length > 0;
+    this.rows.element.hidden = !this.entries.length;
+    keyed(this.rows.body, this.entries, (entry) => entry.number, (entry) => historyRow(this.rows, entry));
+  }
+
+  entry(entry) {
+    const wanted = this.query();
+    const is = (filter, ...values) => !wanted.has(filter) || values.includes(wanted.get(filter));
+    const isWanted = is("vm", entry.vm, ...entry.resources) && is("scope", entry.scope)
+      && is("host", entry.host, entry.host_before) && is("event", entry.event) && is("what", entry.what);
+    if (!isWanted || this.entries.some((each) => each.number === entry.number)) return;
+    this.entries = [entry, ...this.entries].slice(0, SHOWN_MAX);
+    this.show();
+  }
+
+  async export(kind) {
+    const lines = kind === "csv" ? [FIELDS.join(",")] : [];
+    const query = this.query();
+    query.set("limit", "1000");
+    let next = null;
+    try {
+      do {
+        if (next) query.set("cursor", next);
+        const page = await get(`history?${query}`);
+        for (const entry of page.history) lines.push(kind === "csv" ? csvLine(entry) : JSON.stringify(entry));
+        next = page.next;
+        setOutcome(this.output, `${lines.length.toLocaleString()} lines…`);
+      } while (next && lines.length < EXPORT_MAX);
+    } catch (error) {
+      setOutcome(this.output, explain(error), "bad");
+      return;
+    }
+    save(`forewarn-history.${kind}`, `${lines.join("\n")}\n`);
+    setOutcome(this.output, next
+      ? `The newest ${EXPORT_MAX.toLocaleString()} entries were exported; filter for older ones.`
+      : `Exported as forewarn-history.${kind}.`, "good");
+  }
+}
+
+function save(file, content) {
+  const url = URL.createObjectURL(new Blob([content], { type: "application/octet-stream" }));
+  h("a", { href: url, download: file }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+}
+
+const csvLine = (entry) => FIELDS.map((each) => cell(entry[each])).join(",");
+
+/** A cell of a CSV file. A leading =, +, - or @ would be a formula in a spreadsheet. */
+function cell(value) {
+  const text = Array.isArray(value) ? value.join(" ") : String(value ?? "");
+  const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
+
+customElements.define("history-view", HistoryView);

@@ -1,0 +1,131 @@
+// Hosts. The question is: is it safe to touch this host now?
+
+import { hostActions } from "./actions.js";
+import { badge, definitions, empty, field, h, keyed, link, name, setText, show, table } from "./dom.js";
+import { byName, clockTime, count, relative } from "./format.js";
+import { STATES } from "./store.js";
+import { View } from "./view.js";
+
+const REASONS_MAX = 50;
+const HOST_CAUSES = ["maintenance", "infrastructure", "live-migration", "degraded-hardware", "failed-hardware"];
+
+/**
+ * Whether the host may be touched now, because of what, and until when that is known.
+ *
+ * A host is safe if no VM runs on it, or if each one that does is under an impact that concerns its
+ * host: then its notice has passed, and it expects to be interrupted.
+ */
+export function judge(store, host, vms) {
+  const running = vms.filter((vm) => vm.power === "running");
+  if (host.state === "unreachable") {
+    return { answer: "unknown", title: "Unknown: the host does not answer", reasons: [], since: host.daemon.since };
+  }
+  if (!running.length) return { answer: "yes", title: "Yes: no VM runs on it", reasons: [] };
+  const reasons = running.map((vm) => explainVm(store.eventsOf(vm.name), vm)).filter((reason) => reason);
+  if (!reasons.length) {
+    return { answer: "yes", title: "Yes, while its maintenance lasts: every VM was given notice and is under impact", reasons };
+  }
+  const isAllAnnounced = reasons.every(({ until }) => until);
+  const until = isAllAnnounced ? reasons.map((reason) => reason.until).sort().at(-1) : null;
+  return { answer: "no", title: `No: ${count(reasons.length, "VM")} would be interrupted`, reasons, until };
+}
+
+/** Why a running VM must not be interrupted now; null if it expects to be. */
+function explainVm(events, vm) {
+  const started = events.find((event) => event.status === "Started");
+  const scheduled = events.find((event) => event.status === "Scheduled" && HOST_CAUSES.includes(event.cause));
+  if (started && HOST_CAUSES.includes(started.cause)) return null;
+  if (started) return { vm, event: started, text: `is under impact: ${started.type}` };
+  if (scheduled) {
+    const until = scheduled.not_before;
+    return { vm, event: scheduled, until, text: `has notice until ${clockTime(until)}` };
+  }
+  return { vm, event: null, text: "runs, and has not been notified" };
+}
+
+function vmsByHost(store) {
+  const found = new Map();
+  for (const vm of store.vms.values()) {
+    if (!found.has(vm.host)) found.set(vm.host, []);
+    found.get(vm.host).push(vm);
+  }
+  return found;
+}
+
+export class HostsView extends View {
+  build() {
+    this.text = h("input", { type: "search", id: "host-text", placeholder: "Name", oninput: () => this.update() });
+    this.rows = table("Hosts", ["Host", "Safe to touch now?", "VMs", "Scopes", "Events", "Daemon"]);
+    this.none = empty("No host matches.", "Hosts come from the fleet file, or from a daemon that reports its VMs.");
+    this.append(h("h1", {}, "Hosts"), h("p", { class: "lead" }, "Is it safe to touch a host now? Choose one to see why, and to act on it."),
+      h("form", { class: "filters", onsubmit: (event) => event.preventDefault() }, field("Search", this.text)),
+      this.none, this.rows.element);
+  }
+
+  update() {
+    const text = this.text.value.trim().toLowerCase();
+    const vms = vmsByHost(this.store);
+    const hosts = [...this.store.hosts.values()].filter((host) => host.name.toLowerCase().includes(text));
+    hosts.sort((one, other) => byName(one.name, other.name));
+    this.none.hidden = hosts.length > 0;
+    this.rows.element.hidden = !hosts.length;
+    const create = (host) => this.rows.row(link("hosts", host.name), "", "", "", "", "");
+    keyed(this.rows.body, hosts, (host) => host.name, create, (row, host) => {
+      const [, safe, on, scopes, events, daemon] = row.children;
+      const { answer, reasons } = judge(this.store, host, vms.get(host.name) ?? []);
+      const why = reasons.length ? ` ${count(reasons.length, "VM")} would be interrupted` : "";
+      show(safe, `${answer} ${why}`, () => [badge(answer === "no" ? "plain" : answer, answer), why]);
+      setText(on, String(host.vms.length));
+      setText(scopes, String(host.scopes.length));
+      setText(events, String(host.events.length));
+      setText(daemon, host.daemon ? host.state : "none");
+    });
+  }
+}
+
+export class HostView extends View {
+  update({ isAll }) {
+    const host = this.store.hosts.get(this.detail);
+    const vms = vmsByHost(this.store).get(this.detail) ?? [];
+    const events = vms.map((vm) => this.store.eventsOf(vm.name));
+    if (isAll) this.shownKey = "";
+    show(this, JSON.stringify([host, vms, events]), () => (host ? this.content(host, vms) : [
+      h("h1", {}, name(this.detail)), empty("There is no host with this name.", h("a", { href: "#/hosts" }, "All hosts")),
+    ]));
+  }
+
+  content(host, vms) {
+    const { answer, title, reasons, until, since } = judge(this.store, host, vms);
+    const shown = reasons.slice(0, REASONS_MAX);
+    return [
+      h("p", { class: "crumb" }, h("a", { href: "#/hosts" }, "Hosts")),
+      h("h1", {}, "Is it safe to touch ", name(host.name), " now?"),
+      h("div", { class: `card verdict ${answer}` },
+        h("p", { class: "answer" }, title, "."),
+        since ? h("p", {}, "Its daemon was last heard of ", relative(since), ". Look at the host itself before you touch it.") : "",
+        until ? h("p", {}, "The last notice ends ", relative(until), `, at ${clockTime(until)}. Then the impacts start.`) : "",
+        answer === "no" && !until
+          ? h("p", {}, "Maintain it below: its VMs are notified, and it is safe when their impacts have started.") : "",
+        h("ul", { class: "reasons" }, shown.map(({ vm, event, text }) => h("li", {}, link("vms", vm.name), " ",
+          event ? h("a", { href: `#/events/${event.id}` }, text) : text))),
+        reasons.length > shown.length ? h("p", {}, `and ${reasons.length - shown.length} more.`) : ""),
+      hostActions(this.store, host.name, vms),
+      h("div", { class: "card" }, definitions([
+        ["VMs", vms.length ? h("ul", { class: "chips" }, vms.slice(0, 200).map((vm) => this.chip(vm))) : "none"],
+        ["Scopes", host.scopes.length ? host.scopes.map((scope, index) => [index ? ", " : "", name(scope)]) : "none"],
+        ["Daemon", host.daemon ? [host.state, " since ", relative(host.daemon.since)] : "none: the server acts on this host itself"],
+      ])),
+      h("p", {}, "What happened before: ", h("a", { href: `#/history/host=${encodeURIComponent(host.name)}` }, "its history")),
+    ];
+  }
+
+  chip(vm) {
+    const state = this.store.stateOf(vm);
+    const { shape, word } = STATES[state];
+    return h("li", {}, h("a", { href: `#/vms/${encodeURIComponent(vm.name)}`, class: `badge ${state}` },
+      h("span", { "aria-hidden": "true" }, `${shape} `), name(vm.name), h("span", { class: "hidden" }, `: ${word}`)));
+  }
+}
+
+customElements.define("hosts-view", HostsView);
+customElements.define("host-view", HostView);

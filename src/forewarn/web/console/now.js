@@ -1,0 +1,111 @@
+// What is happening now, what waits for somebody, and the timeline.
+
+import { eventActions } from "./actions.js";
+import { badge, empty, h, keyed, links, link, name, setText, show, table } from "./dom.js";
+import { clockTime, count, relative, setRelative } from "./format.js";
+import { STATES } from "./store.js";
+import { Timeline } from "./timeline.js";
+import { View } from "./view.js";
+
+const NUMBERS = {
+  impact: ["Under impact", STATES.impact.shape],
+  notice: ["In notice", STATES.notice.shape],
+  waiting: ["Waiting for approval", "◔"],
+  failed: ["Failed in 24 hours", STATES.failed.shape],
+};
+const ROWS_MAX = 100;
+const COLUMNS = ["Event", "VMs", "Starts at the latest", "Waits for approval by", "Actions"];
+
+/** "2 of web-0, web-1, web-2": whose approval is missing. */
+export function describeMissing(store, event) {
+  const missing = store.missingApprovals(event);
+  const many = missing.count === missing.vms.length ? "all of " : `${missing.count} of `;
+  return [missing.vms.length > 1 ? many : "", links("vms", missing.vms, 2)];
+}
+
+export class NowView extends View {
+  build() {
+    this.sentence = h("h1", { id: "sentence" });
+    this.lead = h("p", { class: "lead" });
+    this.numbers = {};
+    const cards = Object.entries(NUMBERS).map(([key, [label, shape]]) => {
+      this.numbers[key] = h("strong", {}, "0");
+      return h("li", { class: `card number ${key}` }, h("span", { class: "shape", "aria-hidden": "true" }, shape),
+        this.numbers[key], h("span", { class: "label" }, ` ${label}`));
+    });
+    this.rows = table("Events whose approval is missing", COLUMNS);
+    this.rows.element.classList.add("stack");
+    this.none = empty("Nothing waits for an approval.",
+      "An event that a VM or a person has to approve appears here, with its deadline.");
+    this.more = h("p", { class: "soft" });
+    this.timeline = new Timeline(this.store);
+    this.every(1000, () => this.timeline.tick());
+    this.every(30_000, () => this.timeline.update());
+    this.append(
+      this.sentence, this.lead,
+      h("ul", { class: "numbers", "aria-label": "Events" }, cards),
+      h("section", { "aria-labelledby": "waiting" }, h("h2", { id: "waiting" }, "Waiting for approval"),
+        this.none, this.rows.element, this.more),
+      this.timeline.element,
+    );
+  }
+
+  update() {
+    const events = [...this.store.events.values()];
+    const started = events.filter((event) => event.status === "Started");
+    const notice = events.filter((event) => event.status === "Scheduled");
+    const waiting = notice.filter((event) => !event.is_approved);
+    waiting.sort((one, other) => new Date(one.not_before) - new Date(other.not_before));
+    const failed = [...this.store.past.values()].filter((event) => event.how === "failed");
+    const counts = { impact: started.length, notice: notice.length, waiting: waiting.length, failed: failed.length };
+    for (const [key, number] of Object.entries(counts)) {
+      setText(this.numbers[key], number.toLocaleString());
+      this.numbers[key].parentElement.classList.toggle("some", number > 0);
+    }
+    setText(this.sentence, describe(counts));
+    this.showLead(waiting);
+    this.showWaiting(waiting);
+    this.timeline.update();
+  }
+
+  showLead(waiting) {
+    const { vms, scopes, hosts } = this.store;
+    const size = `${count(vms.size, "VM")} in ${count(scopes.size, "scope")} on ${count(hosts.size, "host")}.`;
+    const next = waiting[0];
+    show(this.lead, JSON.stringify([size, next?.id, next?.not_before]), () => {
+      if (!vms.size) return ["There are no VMs yet. Apply a fleet file: ", h("code", {}, "forewarn fleet apply FILE")];
+      return next ? [`${size} Next deadline: `, link("vms", next.resources[0]), ", ", relative(next.not_before), "."] : size;
+    });
+  }
+
+  showWaiting(waiting) {
+    this.none.hidden = waiting.length > 0;
+    this.rows.element.hidden = waiting.length === 0;
+    this.more.hidden = waiting.length <= ROWS_MAX;
+    setText(this.more, `${waiting.length - ROWS_MAX} more wait, with later deadlines.`);
+    keyed(this.rows.body, waiting.slice(0, ROWS_MAX), (event) => event.id, (event) => this.row(event), (row, event) => {
+      const [, , start, missing, actions] = row.children;
+      setRelative(start.querySelector("time"), event.not_before);
+      setText(start.querySelector("small"), clockTime(event.not_before));
+      show(missing, `${event.approvals}`, () => h("span", {}, describeMissing(this.store, event)));
+      show(actions, event.not_before, () => eventActions(this.store, event) ?? "");
+    });
+  }
+
+  row(event) {
+    return this.rows.row(
+      [h("a", { href: `#/events/${event.id}` }, badge("notice", event.type)), h("small", {}, name(event.scope))],
+      links("vms", event.resources), [relative(event.not_before), h("small")], "", "",
+    );
+  }
+}
+
+function describe({ impact, notice, waiting }) {
+  if (!impact && !notice) return "All quiet.";
+  const parts = [];
+  if (impact) parts.push(`${count(impact, "event")} under impact`);
+  if (notice) parts.push(`${impact ? notice : count(notice, "event")} in notice`);
+  return `${parts.join(", ")}${waiting ? `; ${waiting} waiting for approval` : ""}.`;
+}
+
+customElements.define("now-view", NowView);
