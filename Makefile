@@ -1,5 +1,5 @@
 # Every command of this repository. Each target sets up what it needs; a second run is quick.
-.PHONY: install demo test test-all test-system test-vm check agent bench sim chaos size clean
+.PHONY: install demo test test-all test-system test-vm check agent bench sim chaos screenshots size clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -13,6 +13,8 @@ LIBVIRT := $(VENV)/.libvirt
 FIRST ?= 50
 SEEDS ?= 500
 MINUTES ?= 60
+# Without its recommended packages Chromium has no font.
+CHROMIUM := "chromium=chromium fonts-dejavu-core"
 
 install: $(READY)
 
@@ -31,11 +33,11 @@ test: $(READY)
 # Everything but tests/vm.
 test-all: test test-system
 
-# etcd, other languages, HAProxy, Prometheus, OpenSSL, systemd, network namespaces, libvirt. As root it
+# etcd, other languages, HAProxy, Prometheus, OpenSSL, systemd, network namespaces, libvirt, Chromium. As root it
 # installs what is missing.
 test-system: $(LIBVIRT)
 	@sh tools/need.sh curl=curl haproxy=haproxy openssl=openssl systemd-analyze=systemd ip=iproute2 nft=nftables promtool=prometheus \
-		etcd=etcd-server etcdctl=etcd-client faketime=faketime \
+		etcd=etcd-server etcdctl=etcd-client faketime=faketime $(CHROMIUM) \
 		jq=jq ssh=openssh-client node=nodejs go=golang-go mono=mono-runtime \
 		"mcs=mono-mcs libmono-system-net-http4.0-cil libmono-system-runtime-serialization4.0-cil"
 	@echo "== tests that need system programs"
@@ -72,6 +74,13 @@ chaos: $(READY)
 	@sh tools/need.sh etcd=etcd-server etcdctl=etcd-client ip=iproute2 nft=nftables faketime=faketime
 	@echo "== $(MINUTES) minutes of faults: three etcd members, three servers, a checker"
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+# docs/images: the views of the console, light and dark.
+screenshots: $(READY)
+	@sh tools/need.sh $(CHROMIUM) pngquant=pngquant
+	@echo "== taking screenshots of the console"
+	@$(BIN)/python -m tools.screenshots
+	@pngquant --force --ext .png docs/images/*.png  # few colours: a third of the size
 
 size:
 	@$(PYTHON) tools/size.py

@@ -1,0 +1,351 @@
+"""The console against the real server: what operators do with it."""
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.e2e.cli_service import ROOT, environment, running
+from tests.e2e.cli_service import Service as Running
+from tests.e2e.console_page import OFFLINE, console
+from tests.e2e.service import Service, steady_port
+from tests.e2e.waiting import eventually
+
+pytestmark = pytest.mark.system
+POLL = "metadata/scheduledevents?api-version=2020-07-01"
+VIEWS = {
+    "#/": "1 event under impact, 9 in notice; 8 waiting for approval",
+    "#/fleet": "52 VMs",
+    "#/vms/web-0": "update domain 0",
+    "#/hosts": "kvm-09",
+    "#/hosts/kvm-05": "No: 7 VMs would be interrupted",
+    "#/hosts/kvm-09": "Yes: no VM runs on it",
+    "#/campaigns": "kernel 6.12",
+    "#/campaigns/c1": "1 of 5 hosts done",
+    "#/campaigns/new": "Preview the plan",
+    "#/history": "Export as JSON Lines",
+    "#/lab": "paused, rate 1",
+}
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[str]:
+    """The URL of a lab after a busy day. Tests must leave its fleet and events as they were."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.e2e.busy_lab"],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+@contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[Running]:
+    """A service whose VMs have polled, at a rate where 15 minutes of notice take 15 seconds."""
+    fleet = ROOT / "src" / "forewarn" / "demo.yaml"
+    with running(
+        folder, "serve", "--fleet", str(fleet), "--store", "memory",
+        "--identify", "path", "--rate", "60", *flags,
+    ) as service:  # fmt: skip
+        poll(service.metadata, "web-0")
+        poll(service.metadata, "web-1")
+        yield service
+
+
+def poll(metadata: str, vm: str) -> None:
+    request = Request(f"{metadata}/as/{vm}/{POLL}", headers={"Metadata": "true"})
+    with urlopen(request, timeout=30) as response:
+        response.read()
+
+
+def confirm(page: Page, label: str) -> str:
+    """Press the button of the dialog; the text that it showed before."""
+    dialog = page.get_by_role("dialog")
+    text = dialog.inner_text()
+    dialog.get_by_role("button", name=label).click()
+    return text
+
+
+def test_every_view_shows_its_content_and_is_accessible(busy: str) -> None:
+    """On a phone too, where nothing may be wider than the window."""
+    with console(busy, color_scheme="dark") as shown:
+        page = shown.open()
+        event = page.locator("a.bar").last.get_attribute("href")
+        assert event
+        found = {}
+        for address, text in {**VIEWS, event: "What its VMs see"}.items():
+            shown.view(address)
+            expect(page.locator("main")).to_contain_text(re.compile(text))
+            page.set_viewport_size({"width": 390, "height": 800})
+            found[address] = (shown.find_accessibility_problems(), max(shown.overflow(), 0))
+            page.set_viewport_size({"width": 1280, "height": 800})
+
+    assert found == dict.fromkeys(found, ([], 0))
+
+
+def test_light_colours_have_enough_contrast(busy: str) -> None:
+    with console(busy, color_scheme="light") as shown:
+        found = []
+        for address in ("#/", "#/fleet", "#/hosts/kvm-05", "#/campaigns/c1", "#/history", "#/lab"):
+            shown.open() if address == "#/" else shown.view(address)
+            found += shown.find_accessibility_problems()
+
+    assert found == []
+
+
+def test_restart_from_click_to_countdown_to_approval_to_finished(tmp_path: Path) -> None:
+    with serving(tmp_path) as service, console(service.control) as shown:
+        page = shown.open("#/vms/web-0")
+        page.get_by_role("button", name="Restart").click()
+        text = confirm(page, "Restart web-0")
+        assert re.search(r"web-0 restarts on host-a\.", text)
+        assert re.search(r"It starts at [\d:]+, in 1\ds, or earlier once it is approved", text)
+        expect(page.get_by_role("dialog")).to_contain_text("Announced. It starts at")
+        page.get_by_role("button", name="Close").click()
+        expect(page.locator(".head .badge")).to_have_text("▲ in notice")
+
+        shown.view("#/")
+        row = page.get_by_role("row", name="web-0").first
+        expect(row.locator("time")).to_have_text(re.compile(r"in 1?\ds"))
+        before = row.locator("time").inner_text()
+        expect(row.locator("time")).not_to_have_text(before)
+        expect(page.locator("#sentence")).to_have_text("1 event in notice; 1 waiting for approval.")
+        row.get_by_role("button", name="Approve").click()
+        confirm(page, "Approve")
+        expect(page.locator("#sentence")).to_have_text("1 event under impact.")
+        expect(page.get_by_text("Nothing waits for an approval.")).to_be_visible()
+        page.get_by_role("button", name="Close").click()
+        page.locator("a.bar.impact").click()
+        expect(page.locator("#main")).to_contain_text("Impacts")
+
+        def is_over() -> bool:
+            poll(service.metadata, "web-0")  # the VM is back
+            return "completed" in page.locator(".head .badge").inner_text()
+
+        eventually(is_over)
+        expect(page.get_by_role("region", name="History of the event")).to_contain_text("operator")
+        shown.view("#/")
+        expect(page.locator("#sentence")).to_have_text("All quiet.")
+
+
+def test_operator_postpones_and_cancels_in_the_row(tmp_path: Path) -> None:
+    with serving(tmp_path) as service, console(service.control) as shown:
+        service.forewarn("vm", "restart", "web-0")
+        page = shown.open()
+        page.get_by_role("button", name="Postpone the Reboot of web-0").click()
+        page.get_by_label("By how many minutes?").fill("90")
+        assert "It cannot be moved back." in confirm(page, "Postpone")
+        expect(page.get_by_role("dialog")).to_contain_text("Postponed to")
+        page.get_by_role("button", name="Close").click()
+        expect(page.locator("tbody time")).to_have_text(re.compile(r"in 1h 30m"))
+        page.get_by_role("button", name="Cancel the Reboot of web-0").click()
+        assert "nothing is done to web-0" in confirm(page, "Cancel the event")
+        expect(page.locator("#sentence")).to_have_text("All quiet.")
+
+
+def test_refusal_says_what_to_do(tmp_path: Path) -> None:
+    with serving(tmp_path) as service, console(service.control) as shown:
+        service.forewarn("vm", "restart", "web-0")
+        shown.allowed.append("status of 409")
+        page = shown.open("#/vms/web-0")
+        page.get_by_role("button", name="Restart").click()
+        confirm(page, "Restart web-0")
+        expect(page.locator("dialog .outcome.bad")).to_contain_text("Reboot")
+
+
+def test_host_is_maintained_and_its_answer_changes(tmp_path: Path) -> None:
+    with serving(tmp_path) as service, console(service.control) as shown:
+        page = shown.open("#/hosts/host-a")
+        expect(page.locator(".verdict")).to_contain_text("No:")
+        page.get_by_role("button", name="Maintain").click()
+        page.get_by_label("What is done to the VMs?").select_option("Reboot")
+        assert "restart. They are notified now; it starts in 15s" in confirm(page, "Maintain")
+        expect(page.get_by_role("dialog")).to_contain_text("announced.")
+        page.get_by_role("button", name="Close").click()
+        expect(page.locator(".verdict")).to_contain_text("has notice until")
+
+
+def test_campaign_is_previewed_started_paused_and_resumed(tmp_path: Path) -> None:
+    with serving(tmp_path) as service, console(service.control) as shown:
+        page = shown.open("#/campaigns")
+        expect(page.locator("main")).to_contain_text("There are no campaigns yet.")
+        page.get_by_role("link", name="Plan a campaign").click()
+        page.get_by_label("Hosts", exact=True).fill("host-*")
+        page.get_by_label("Maintenance").select_option("Reboot")
+        page.get_by_label("Name").fill("kernel")
+        page.get_by_role("button", name="Preview the plan").click()
+        expect(page.locator(".waves li").first).to_contain_text("Wave 1")
+        assert json.loads(service.forewarn("campaign", "list", "--json").stdout)["total"] == 0
+        page.get_by_role("button", name="Start the campaign").click()
+        assert "notified now" in confirm(page, "Start")
+        expect(page.locator("h1")).to_have_text("kernel")
+        page.get_by_role("button", name="Close").click()
+        for label, state in (("Pause", "paused"), ("Resume", "running"), ("Pause", "paused")):
+            page.get_by_role("button", name=label, exact=True).click()
+            confirm(page, label)
+            page.get_by_role("button", name="Close").click()
+            expect(page.locator(".head .badge")).to_have_text(state)
+        expect(page.locator("main")).to_contain_text("somebody to resume the campaign")
+        page.get_by_role("button", name="Cancel", exact=True).click()
+        confirm(page, "Cancel the campaign")
+        expect(page.locator(".head .badge")).to_have_text("canceled")
+
+
+def test_lost_connection_is_shown_and_recovers_without_reload(tmp_path: Path) -> None:
+    address = ("--control", f"127.0.0.1:{steady_port()}")
+    service = Service(tmp_path, "--identify", "path", *address).start()
+    try:
+        poll(service.metadata, "web-0")
+        with console(service.control) as shown:
+            page = shown.open()
+            shown.allowed += OFFLINE
+            expect(page.locator("#live")).to_have_text("Live")
+            page.evaluate("window.isSamePage = true")
+            service.kill()
+            expect(page.locator("#live")).to_have_text(re.compile("Stale since .*; trying again"))
+            expect(page.locator("#sentence")).to_have_text("All quiet.")
+            service.start()
+            service.ask("POST", "/vms/web-0/restart")
+            expect(page.locator("#live")).to_have_text("Live")
+            expect(page.locator("#sentence")).to_contain_text("1 event in notice")
+            assert page.evaluate("window.isSamePage")
+    finally:
+        service.kill()
+
+
+def test_fleet_is_filtered_and_walked_by_keyboard(busy: str) -> None:
+    with console(busy) as shown:
+        page = shown.open("#/fleet")
+        page.get_by_label("State", exact=True).select_option("under impact")
+        expect(page.locator(".lead")).to_have_text("1 of 52 VMs")
+        page.get_by_label("State", exact=True).select_option("All states")
+        page.get_by_label("Host", exact=True).select_option("kvm-05")
+        page.get_by_label("Search").fill("BATCH")
+        shown_tiles = page.locator("a.tile:visible")
+        expect(shown_tiles).to_have_count(3)
+        shown_tiles.first.focus()
+        first = page.evaluate("document.activeElement.dataset.name")
+        page.keyboard.press("ArrowRight")
+        second = page.evaluate("document.activeElement.dataset.name")
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_have_text(second)
+
+    assert first != second
+
+
+def test_dialog_is_used_by_keyboard_and_gives_the_focus_back(busy: str) -> None:
+    focused = "document.activeElement.textContent"
+    with console(busy) as shown:
+        page = shown.open("#/vms/web-0")
+        page.keyboard.press("Tab")
+        assert page.evaluate(focused) == "Skip to the content"
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        assert page.evaluate(focused) == "Restart"
+        page.keyboard.press("Enter")
+        assert page.evaluate(focused) == "Not now"
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        assert page.evaluate(focused) == "Restart"
+
+
+def test_timeline_bar_shows_its_details_on_focus(busy: str) -> None:
+    with console(busy) as shown:
+        page = shown.open()
+        page.locator("a.bar.failed").focus()
+        tip = page.locator(".tip").inner_text()
+        lanes = page.locator(".lanes div").count()
+        width = page.locator(".picture svg").evaluate("each => each.clientWidth")
+        page.get_by_role("button", name="Zoom in").click()
+        zoomed = page.locator(".picture svg").evaluate("each => each.clientWidth")
+
+    assert re.search(r"Redeploy cache_5\nannounced .*, started .*, failed ", tip)
+    assert lanes == 19, "a lane for each scope and update domain with an event"
+    assert zoomed == pytest.approx(2 * width, abs=2)
+
+
+def test_history_is_filtered_and_exported(busy: str) -> None:
+    with console(busy) as shown:
+        page = shown.open("#/history/vm=web-0")
+        expect(page.get_by_label("VM", exact=True)).to_have_value("web-0")
+        page.get_by_label("Change").select_option("approved")
+        page.get_by_role("button", name="Filter").click()
+        expect(page.locator("tbody tr")).to_have_count(1)
+        files = {}
+        for label in ("CSV", "JSON Lines"):
+            with page.expect_download() as download:
+                page.get_by_role("button", name=f"Export as {label}").click()
+            files[label] = Path(download.value.path()).read_text()
+
+    (row,) = csv.DictReader(io.StringIO(files["CSV"]))
+    (entry,) = [json.loads(line) for line in files["JSON Lines"].splitlines()]
+    assert (row["what"], row["by"], row["resources"]) == ("approved", "vm web-1", "web-0")
+    assert (entry["what"], entry["by"], entry["resources"]) == ("approved", "vm web-1", ["web-0"])
+
+
+def test_event_shows_the_document_of_the_chosen_version(busy: str) -> None:
+    with console(busy) as shown:
+        page = shown.open()
+        address = page.locator("a.bar.impact").last.get_attribute("href")
+        assert address
+        shown.view(address)
+        document = page.get_by_role("region", name="Document")
+        expect(document).to_contain_text('"DurationInSeconds"')
+        page.get_by_label("api-version").select_option("2017-03-01")
+        expect(document).not_to_contain_text("DurationInSeconds")
+        raw = page.get_by_role("link", name="As sent").get_attribute("href")
+        with urlopen(f"{busy}{raw}", timeout=30) as response:
+            sent = json.loads(response.read())
+        assert json.loads(document.inner_text()) == sent
+
+
+def test_lab_moves_its_clock_faults_a_vm_and_runs_a_scenario(tmp_path: Path) -> None:
+    with lab(tmp_path) as url, console(url) as shown:
+        page = shown.open("#/lab")
+        time = page.locator("section .answer").first
+        expect(time).to_have_text("12:00:00, paused, rate 1")
+        page.get_by_role("button", name="+ 15 minutes").click()
+        expect(time).to_contain_text("12:15:00")
+        page.get_by_label("Fault", exact=True).select_option("status")
+        page.get_by_label("VM", exact=True).select_option("web-0")
+        page.get_by_label("Settings").fill("code=500")
+        page.get_by_role("button", name="Switch on").click()
+        expect(page.locator("main")).to_contain_text("code 500 for web-0")
+        page.get_by_role("button", name="Switch off status").click()
+        expect(page.locator("main")).to_contain_text("No fault is on")
+        page.get_by_label("Scenario", exact=True).select_option("user-restart")
+        page.get_by_role("button", name="Run").click()
+        expect(page.locator("main")).to_contain_text("user-restart passed (4 expectations)")
+
+
+@contextmanager
+def lab(folder: Path) -> Iterator[str]:
+    """`forewarn lab serve`, which prints the address of its console first."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "forewarn", "lab", "serve", "--port", "0", "--control-port", "0",
+         "--start", "2030-01-31T12:00:00Z"],
+        cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        try:
+            line = process.stdout.readline()
+            assert line.startswith("Console: http://127.0.0.1:"), line
+            yield line.split()[1].rstrip("/")
+        finally:
+            process.kill()
