@@ -131,7 +131,7 @@ class CommandSource:
         seconds_max: float = COMMAND_SECONDS_MAX,
     ) -> None:
         self._words = resolve_program(command.words, environ, "inventory_command")
-        self._environ = environ
+        self._environ = dict(environ)  # uvloop accepts nothing else
         self._seconds_max = seconds_max
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self.woken = asyncio.Event()
