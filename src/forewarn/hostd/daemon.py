@@ -6,7 +6,7 @@ import os
 import socket
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 from forewarn.config import PlatformName
 from forewarn.core.timing import Timing
@@ -28,7 +28,14 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
     assert config.token_file is not None
     notifier = Notifier(os.environ, pid=os.getpid())
     token = read_token(config.token_file)
-    marks = mark_as_running(config)
+    with ExitStack() as stack:
+        mark_as_running(config, stack)
+        await _run_marked(config, token, notifier, on_ready)
+
+
+async def _run_marked(
+    config: HostdConfig, token: HostToken, notifier: Notifier, on_ready: Callable[[str], None]
+) -> None:
     upstream = Upstream(parse_servers(config.server, config.ca_file))
     platform = make_platform(config)
     inventory = Inventory(make_source(config, platform), config.inventory_seconds)
@@ -46,17 +53,15 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
         raise errors.exceptions[0] from None
     finally:
         notifier.stopping("ending the session")
-        for mark in marks:
-            mark.close()
 
 
-def mark_as_running(config: HostdConfig) -> list[socket.socket]:
+def mark_as_running(config: HostdConfig, stack: ExitStack) -> None:
     """Unavailable if this machine has a daemon for the same host and server.
 
     Two would act on the same VMs. Only one can bind these sockets, until it ends.
     """
-    marks = {url: socket.socket(socket.AF_UNIX) for url in config.server}
-    for url, mark in marks.items():
+    for url in config.server:
+        mark = stack.enter_context(socket.socket(socket.AF_UNIX))
         name = hashlib.sha256(f"{config.host}@{url}".encode()).hexdigest()
         try:
             mark.bind(f"\0forewarn-hostd-{name}")
@@ -65,7 +70,6 @@ def mark_as_running(config: HostdConfig) -> list[socket.socket]:
                 f"another process on this machine is the daemon of {config.host} for {url};"
                 " expected one daemon for each host"
             ) from error
-    return [*marks.values()]
 
 
 @asynccontextmanager
