@@ -71,7 +71,7 @@ function showFrame() {
 }
 
 function showLive() {
-  document.body.classList.toggle("stale", !store.isLive);
+  document.body.className = store.isLive ? "live" : "stale";
   const since = store.staleSince && clockTime(store.staleSince);
   setText(live, store.isLive ? "Live" : since ? `Connection lost. Stale since ${since}; trying again…` : "Connecting…");
 }
@@ -81,7 +81,7 @@ function showSignIn(message = "") {
     type: "password", id: "token", autocomplete: "current-password", required: true, spellcheck: "false",
     placeholder: "fw_…",
   });
-  const output = h("p", { role: "alert", class: "outcome" }, message);
+  const output = h("p", { role: "alert", class: "outcome bad" }, message);
   async function submit(event) {
     event.preventDefault();
     try {
