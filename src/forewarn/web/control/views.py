@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -25,11 +25,19 @@ V = TypeVar("V", bound=msgspec.Struct)
 
 def view(cls: type[V], *sources: object, **extra: Any) -> V:
     """A `cls` with the fields in `extra`, and those of the first source that has them."""
-    for name in set(cls.__struct_fields__) - extra.keys():
-        source = next((source for source in sources if hasattr(source, name)), None)
-        if source is not None:
-            extra[name] = getattr(source, name)
+    for name, index in _find_sources(cls, tuple(map(type, sources)), frozenset(extra)):
+        extra[name] = getattr(sources[index], name)
     return cls(**extra)
+
+
+@cache
+def _find_sources(
+    cls: type[msgspec.Struct], types: tuple[type, ...], given: frozenset[str]
+) -> list[tuple[str, int]]:
+    """Which source has which field: the same for all items of a list."""
+    wanted = (name for name in cls.__struct_fields__ if name not in given)
+    found = ((name, [hasattr(type_, name) for type_ in types]) for name in wanted)
+    return [(name, has.index(True)) for name, has in found if True in has]
 
 
 class ErrorView(msgspec.Struct, frozen=True):
