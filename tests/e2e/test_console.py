@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 from urllib.request import Request, urlopen
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.cli_service import ROOT, environment, running
-from tests.e2e.cli_service import Service as Running
+from tests.e2e.cli_service import ROOT, environment, forewarn
 from tests.e2e.console_page import OFFLINE, console
 from tests.e2e.service import Service, steady_port
 from tests.e2e.waiting import eventually
@@ -55,17 +55,41 @@ def busy() -> Iterator[str]:
             process.kill()
 
 
+class Lab(NamedTuple):
+    """`forewarn lab serve` with the demo's fleet, whose VMs have polled."""
+
+    control: str
+    metadata: str
+
+    def forewarn(self, *arguments: str) -> str:
+        done = forewarn("--control-url", self.control, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
 @contextmanager
-def serving(folder: Path, *flags: str) -> Iterator[Running]:
-    """A service whose VMs have polled, at a rate where 15 minutes of notice take 15 seconds."""
-    fleet = ROOT / "src" / "forewarn" / "demo.yaml"
-    with running(
-        folder, "serve", "--fleet", str(fleet), "--store", "memory",
-        "--identify", "path", "--rate", "60", *flags,
-    ) as service:  # fmt: skip
-        poll(service.metadata, "web-0")
-        poll(service.metadata, "web-1")
-        yield service
+def lab(folder: Path, *flags: str) -> Iterator[Lab]:
+    """Its clock is paused, so no notice passes while a busy machine draws a page."""
+    start = ("--start", "2030-01-31T12:00:00Z")
+    command = ["lab", "serve", "--port", "0", "--control-port", "0", *start, *flags]
+    with subprocess.Popen(
+        [sys.executable, "-m", "forewarn", *command],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        try:
+            first, second = process.stdout.readline(), process.stdout.readline()
+            found = re.match(r"the lab is ready: metadata (\S+), control (\S+)\n", second)
+            assert found, second
+            assert first == f"Console: {found[2]}/\n", "what a person needs is printed first"
+            poll(found[1], "web-0")
+            poll(found[1], "web-1")
+            yield Lab(control=found[2], metadata=found[1])
+        finally:
+            process.kill()
 
 
 def poll(metadata: str, vm: str) -> None:
@@ -110,19 +134,19 @@ def test_light_colours_have_enough_contrast(busy: str) -> None:
 
 
 def test_restart_from_click_to_countdown_to_approval_to_finished(tmp_path: Path) -> None:
-    with serving(tmp_path) as service, console(service.control) as shown:
+    with lab(tmp_path, "--running") as service, console(service.control) as shown:
         page = shown.open("#/vms/web-0")
         page.get_by_role("button", name="Restart").click()
         text = confirm(page, "Restart web-0")
         assert re.search(r"web-0 restarts on host-a\.", text)
-        assert re.search(r"It starts at [\d:]+, in 1\ds, or earlier once it is approved", text)
+        assert re.search(r"It starts at 12:1\d:\d\d, in 15m, or earlier once it is approved", text)
         expect(page.get_by_role("dialog")).to_contain_text("Announced. It starts at")
         page.get_by_role("button", name="Close").click()
         expect(page.locator(".head .badge")).to_have_text("▲ in notice")
 
         shown.view("#/")
         row = page.get_by_role("row", name="web-0").first
-        expect(row.locator("time")).to_have_text(re.compile(r"in 1?\ds"))
+        expect(row.locator("time")).to_have_text(re.compile(r"in 1\dm \d+s"))
         before = row.locator("time").inner_text()
         expect(row.locator("time")).not_to_have_text(before)
         expect(page.locator("#sentence")).to_have_text("1 event in notice; 1 waiting for approval.")
@@ -133,6 +157,8 @@ def test_restart_from_click_to_countdown_to_approval_to_finished(tmp_path: Path)
         page.get_by_role("button", name="Close").click()
         page.locator("a.bar.impact").click()
         expect(page.locator("#main")).to_contain_text("Impacts")
+
+        service.forewarn("lab", "clock", "advance", "10m")
 
         def is_over() -> bool:
             poll(service.metadata, "web-0")  # the VM is back
@@ -145,7 +171,7 @@ def test_restart_from_click_to_countdown_to_approval_to_finished(tmp_path: Path)
 
 
 def test_operator_postpones_and_cancels_in_the_row(tmp_path: Path) -> None:
-    with serving(tmp_path) as service, console(service.control) as shown:
+    with lab(tmp_path) as service, console(service.control) as shown:
         service.forewarn("vm", "restart", "web-0")
         page = shown.open()
         page.get_by_role("button", name="Postpone the Reboot of web-0").click()
@@ -153,14 +179,14 @@ def test_operator_postpones_and_cancels_in_the_row(tmp_path: Path) -> None:
         assert "It cannot be moved back." in confirm(page, "Postpone")
         expect(page.get_by_role("dialog")).to_contain_text("Postponed to")
         page.get_by_role("button", name="Close").click()
-        expect(page.locator("tbody time")).to_have_text(re.compile(r"in 1h 30m"))
+        expect(page.locator("tbody time")).to_have_text("in 1h 45m")
         page.get_by_role("button", name="Cancel the Reboot of web-0").click()
         assert "nothing is done to web-0" in confirm(page, "Cancel the event")
         expect(page.locator("#sentence")).to_have_text("All quiet.")
 
 
 def test_refusal_says_what_to_do(tmp_path: Path) -> None:
-    with serving(tmp_path) as service, console(service.control) as shown:
+    with lab(tmp_path) as service, console(service.control) as shown:
         service.forewarn("vm", "restart", "web-0")
         shown.allowed.append("status of 409")
         page = shown.open("#/vms/web-0")
@@ -170,19 +196,19 @@ def test_refusal_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_host_is_maintained_and_its_answer_changes(tmp_path: Path) -> None:
-    with serving(tmp_path) as service, console(service.control) as shown:
+    with lab(tmp_path) as service, console(service.control) as shown:
         page = shown.open("#/hosts/host-a")
         expect(page.locator(".verdict")).to_contain_text("No:")
         page.get_by_role("button", name="Maintain").click()
         page.get_by_label("What is done to the VMs?").select_option("Reboot")
-        assert "restart. They are notified now; it starts in 15s" in confirm(page, "Maintain")
+        assert "restart. They are notified now; it starts in 15m" in confirm(page, "Maintain")
         expect(page.get_by_role("dialog")).to_contain_text("announced.")
         page.get_by_role("button", name="Close").click()
         expect(page.locator(".verdict")).to_contain_text("has notice until")
 
 
 def test_campaign_is_previewed_started_paused_and_resumed(tmp_path: Path) -> None:
-    with serving(tmp_path) as service, console(service.control) as shown:
+    with lab(tmp_path) as service, console(service.control) as shown:
         page = shown.open("#/campaigns")
         expect(page.locator("main")).to_contain_text("There are no campaigns yet.")
         page.get_by_role("link", name="Plan a campaign").click()
@@ -191,7 +217,7 @@ def test_campaign_is_previewed_started_paused_and_resumed(tmp_path: Path) -> Non
         page.get_by_label("Name").fill("kernel")
         page.get_by_role("button", name="Preview the plan").click()
         expect(page.locator(".waves li").first).to_contain_text("Wave 1")
-        assert json.loads(service.forewarn("campaign", "list", "--json").stdout)["total"] == 0
+        assert json.loads(service.forewarn("campaign", "list", "--json"))["total"] == 0
         page.get_by_role("button", name="Start the campaign").click()
         assert "notified now" in confirm(page, "Start")
         expect(page.locator("h1")).to_have_text("kernel")
@@ -316,7 +342,7 @@ def test_event_shows_the_document_of_the_chosen_version(busy: str) -> None:
 
 
 def test_lab_moves_its_clock_faults_a_vm_and_runs_a_scenario(tmp_path: Path) -> None:
-    with lab(tmp_path) as url, console(url) as shown:
+    with lab(tmp_path) as service, console(service.control) as shown:
         page = shown.open("#/lab")
         time = page.locator("section .answer").first
         expect(time).to_have_text("12:00:00, paused, rate 1")
@@ -332,20 +358,3 @@ def test_lab_moves_its_clock_faults_a_vm_and_runs_a_scenario(tmp_path: Path) -> 
         page.get_by_label("Scenario", exact=True).select_option("user-restart")
         page.get_by_role("button", name="Run").click()
         expect(page.locator("main")).to_contain_text("user-restart passed (4 expectations)")
-
-
-@contextmanager
-def lab(folder: Path) -> Iterator[str]:
-    """`forewarn lab serve`, which prints the address of its console first."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "forewarn", "lab", "serve", "--port", "0", "--control-port", "0",
-         "--start", "2030-01-31T12:00:00Z"],
-        cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout
-        try:
-            line = process.stdout.readline()
-            assert line.startswith("Console: http://127.0.0.1:"), line
-            yield line.split()[1].rstrip("/")
-        finally:
-            process.kill()

@@ -110,11 +110,8 @@ export class EventView extends View {
     }
     const address = path`scopes/${scope}/document?api_version=${this.version.value}`;
     this.raw.setAttribute("href", `/api/v1/${address}`);
-    try {
-      this.document.textContent = JSON.stringify(await get(address), null, 2);
-    } catch (error) {
-      this.document.textContent = explain(error);
-    }
+    const text = await get(address).then((document) => JSON.stringify(document, null, 2), explain);
+    if (this.raw.getAttribute("href").endsWith(address)) this.document.textContent = text; // else another was chosen
   }
 
   async readHistory() {

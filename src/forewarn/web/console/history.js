@@ -70,16 +70,17 @@ export class HistoryView extends View {
     event.preventDefault();
     const query = this.query().toString();
     history.replaceState(null, "", query ? `#/history/${query}` : "#/history");
-    this.entries = [];
     this.read();
   }
 
   async read(cursor = null) {
     const query = this.query();
+    const reading = this.reading = {};
     if (cursor) query.set("cursor", cursor);
     try {
       const page = await get(`history?${query}`);
-      this.entries.push(...page.history);
+      if (this.reading !== reading) return; // the filters have changed since
+      this.entries = cursor ? [...this.entries, ...page.history] : page.history;
       this.next = page.next;
       setOutcome(this.output, "");
     } catch (error) {
