@@ -130,7 +130,7 @@ class HostWorld:
 
     def wait_until_completed(self, name: str = "web-0") -> None:
         """The guest is back when it polls."""
-        eventually(lambda: self.server.poll(vm=name)["Events"], lambda events: events == [])
+        eventually(lambda: self.server.poll(vm=name), lambda document: document["Events"] == [])
 
 
 @contextmanager
