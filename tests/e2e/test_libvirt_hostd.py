@@ -30,24 +30,24 @@ def test_domains_are_in_the_fleet_and_are_restarted(tmp_path: Path) -> None:
             daemon.kill()
 
 
-def test_vm_that_an_impact_stopped_is_started_if_its_event_is_over(tmp_path: Path) -> None:
-    """The event ended while the daemon was away, and nobody else would start the VM."""
+def test_vm_that_an_impact_suspended_is_resumed_if_its_event_is_over(tmp_path: Path) -> None:
+    """The event ended while the daemon was away, and nobody else would resume the VM."""
     marker = (
         "<i:impact xmlns:i='urn:forewarn:impact:1' event='over' host='host-a' target='host-a'/>"
     )
-    stopped = domain_xml("web-0", 1, OURS + marker).replace(
+    suspended = domain_xml("web-0", 1, OURS + marker).replace(
         "<domain type='test'>",
         "<domain type='test' xmlns:test='http://libvirt.org/schemas/domain/test/1.0'>"
-        "<test:runstate>5</test:runstate>",
+        "<test:runstate>3</test:runstate>",
     )
     with hosting(tmp_path) as world:
-        uri = uri_of(tmp_path, stopped)
+        uri = uri_of(tmp_path, suspended)
         daemon = HostDaemon(tmp_path, [world.server.control], "--libvirt-uri", uri)
         try:
             daemon.start()
             world.wait_for_vms("web-0")
-            eventually(lambda: world.vms()["web-0"]["power"] == "running")
-            assert "VM recovered" in daemon.log.read_text()
+            eventually(lambda: "VM recovered" in daemon.log.read_text())
+            assert world.vms()["web-0"]["power"] == "running"
         finally:
             daemon.kill()
 

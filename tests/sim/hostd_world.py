@@ -1,7 +1,7 @@
 """Servers and a host daemon under a seed: lost requests and responses, restarts, changed servers.
 
 The event loop has no real time: when all tasks wait, the clock jumps to the next of them. The seed
-decides everything but the order in which tasks run that wait for the same thing.
+decides everything.
 """
 
 import asyncio
@@ -198,7 +198,9 @@ class RunningDaemon:
         self.runner = world.make_runner(self.platform, 2, world.clock, HOST)
         inventory = Inventory(OneSource(), 3600, list)
         token = HostToken(HOST, "", b"")
-        control = ControlLoop(self.network, HOST, token, inventory, self.runner, session)
+        control = ControlLoop(
+            self.network, HOST, token, inventory, self.runner, session, chance=world.chance.random
+        )
         self.tasks = [asyncio.create_task(work) for work in (inventory.run(), control.run())]
 
     async def stop(self) -> None:

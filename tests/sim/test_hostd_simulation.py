@@ -24,6 +24,10 @@ def test_results_are_those_of_the_daemon_for_every_seed(seed: int) -> None:
     assert kinds["impacted"] > 3
 
 
+def test_seed_gives_the_same_history_again() -> None:
+    assert HostdWorld(3).run() == HostdWorld(3).run()
+
+
 def test_simulation_reaches_every_kind_of_result() -> None:
     """A simulation in which nothing happens proves nothing."""
     kinds: Counter[str] = Counter()

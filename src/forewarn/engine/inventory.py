@@ -24,7 +24,7 @@ from forewarn.platform.libvirt.domain_xml import DiscoveredVm
 from forewarn.platform.libvirt.fleet_import import sync_fleet
 from forewarn.platform.remote import ReportedVm
 
-SCOPES_CREATED_MAX = 1000
+EMPTY_SCOPES_MAX = 1000
 
 
 class HostInventory:
@@ -41,8 +41,7 @@ class HostInventory:
         self._host = host
         self._refused_ids: set[str] = set()
         self.problems: list[str] = []
-        record, self._domains = managed.find(host), {each.id: each for each in self._parse(vms)}
-        self.scopes_created = record.scopes_created if record else 0
+        self._domains = {each.id: each for each in self._parse(vms)}
         self._refuse_new_scopes()
         self.vms = {
             vm_id: HostedVm(domain.memory_bytes, domain.is_active)
@@ -62,18 +61,17 @@ class HostInventory:
             yield DiscoveredVm(**fields, host=self._host, is_active=is_active)
 
     def _refuse_new_scopes(self) -> None:
-        """Scopes stay when they are empty, so a host can create only so many."""
-        names = {domain.scope for domain in self._domains.values() if domain.scope}
-        new = sorted(names - self._engine.board.scopes.keys())
-        allowed = new[: max(0, SCOPES_CREATED_MAX - self.scopes_created)]
-        self.scopes_created += len(allowed)
-        refused = {*new} - {*allowed}
-        for domain in [each for each in self._domains.values() if each.scope in refused]:
+        """Scopes stay when they are empty, so a report creates none if there are too many."""
+        board = self._engine.board
+        if len(board.scopes) - len(board.vms) < EMPTY_SCOPES_MAX:
+            return
+        domains = list(self._domains.values())
+        for domain in [each for each in domains if each.scope and each.scope not in board.scopes]:
             del self._domains[domain.id]
             self._refused_ids.add(domain.id)
             self.problems.append(
-                f"VM {domain.name!r}: {self._host} has created {SCOPES_CREATED_MAX} scopes;"
-                f" expected a scope that exists, got {domain.scope!r}"
+                f"VM {domain.name!r}: {EMPTY_SCOPES_MAX} scopes have no VM; expected a scope that"
+                f" exists, got {domain.scope!r}"
             )
 
     def plan(self) -> Commands:

@@ -32,8 +32,7 @@ class HostedVm(NamedTuple):
 class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`session` is one run of its daemon, `server` the worker that serves it; empty if none does.
 
-    `since` is when that began. `vms` are by id, as the daemon reported them last. `scopes_created`
-    counts the scopes that its reports have named first.
+    `since` is when that began. `vms` are by id, as the daemon reported them last.
     """
 
     host: str
@@ -42,7 +41,6 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     since: datetime
     memory_bytes: int = 0
     vms: dict[str, HostedVm] = {}
-    scopes_created: int = 0
 
     def free_bytes(self, but: str) -> int:
         """Its memory without that of its running VMs, but for the one with this id."""

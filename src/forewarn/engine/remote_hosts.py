@@ -253,12 +253,7 @@ class RemoteHosts:
         inventory = HostInventory(self._engine, self.managed, host, report.vms)
 
         def describe(record: ManagedHost) -> ManagedHost:
-            return replace(
-                record,
-                memory_bytes=report.memory_bytes,
-                vms=inventory.vms,
-                scopes_created=inventory.scopes_created,
-            )
+            return replace(record, memory_bytes=report.memory_bytes, vms=inventory.vms)
 
         await self._update(host, request.session, describe)
         try:

@@ -6,6 +6,7 @@ something new, it abandons that request for the next one.
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -76,12 +77,14 @@ class ControlLoop:
         runner: ImpactRunner,
         session: str,
         retry_seconds: float = RETRY_SECONDS,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._upstream = upstream
         self._inventory = inventory
         self._runner = runner
         self._session = session
         self._retry_seconds = retry_seconds
+        self._chance = chance
         self._target = f"/api/v1/hosts/{host}/work".encode()
         self._headers = (
             (b"authorization", f"Bearer {token.text}".encode()),
@@ -118,7 +121,7 @@ class ControlLoop:
         except (Unavailable, HostTaken, CallRefused) as error:
             self._on_failure(error)
             pause = min(self._failures, 3) * self._retry_seconds
-            await asyncio.sleep(pause * (1 + random.random() / 2))  # noqa: S311, not for secrets
+            await asyncio.sleep(pause * (1 + self._chance() / 2))
             return
         if work is not None:
             self._on_work(work, report)

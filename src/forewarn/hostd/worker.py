@@ -5,6 +5,7 @@ It makes no calls to servers: `control.py` passes on what they ask for and what 
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class ImpactRunner:
     """Runs at most `impacts_max` platform calls, and one at a time for each VM; others wait.
 
     What an earlier run of the daemon has begun counts as running, too: the server hands it out
-    again, or no longer wants it, and then its VM is resumed or started. `on_change` is called when
+    again, or no longer wants it, and then its VM is resumed. `on_change` is called when
     there is a result.
     """
 
@@ -67,7 +68,7 @@ class ImpactRunner:
         self._platform = platform
         self._clock = clock
         self._host = host
-        self._begun: set[ImpactKey] = set()
+        self._begun: dict[ImpactKey, bool] = {}  # with whether the VM may be started
         self._has_looked = False
         self._slots = asyncio.Semaphore(impacts_max)
         self._impacts: dict[ImpactKey, StartedImpact] = {}
@@ -77,7 +78,7 @@ class ImpactRunner:
     def running(self) -> list[RunningImpact]:
         """What was started, and the results that are not recorded yet."""
         length_max = DETAILS_LENGTH_MAX // max(128, len(self._impacts))
-        begun = self._begun - self._impacts.keys()
+        begun = self._begun.keys() - self._impacts.keys()
         return [RunningImpact(*key, tries=0) for key in sorted(begun)] + [
             RunningImpact(
                 *key,
@@ -91,7 +92,9 @@ class ImpactRunner:
         """Find what an earlier run has begun. Called before each request, until it succeeds."""
         if not self._has_looked and isinstance(self._platform, Recoverer):
             with suppress(Error):
-                self._begun |= {*await self._platform.list_begun(self._host)}
+                begun = await self._platform.list_begun(self._host)
+                # This host may have been away, and somebody may have started the VM on another.
+                self._begun |= dict.fromkeys(begun, False)
                 self._has_looked = True
 
     def apply(self, work: Work) -> None:
@@ -102,8 +105,10 @@ class ImpactRunner:
             self._start(request)
 
     def cancel_all(self) -> None:
-        for key in [*self._impacts]:
-            self._cancel(key)
+        """Another daemon acts for this host: leave the VMs to it."""
+        for impact in self._impacts.values():
+            impact.task.cancel()
+        self._impacts.clear()
 
     async def stop(self) -> None:
         """Cancel all calls. The platform has a few seconds to leave its VMs in a good state."""
@@ -113,14 +118,21 @@ class ImpactRunner:
             await asyncio.wait(self._tasks, timeout=STOP_SECONDS_MAX)
 
     def _cancel(self, key: ImpactKey) -> None:
+        """Drop an impact, and recover its VM if it may be left suspended or off."""
         impact = self._impacts.pop(key, None)
         if impact is not None:
             impact.task.cancel()
-            if impact.result is None:
-                log.info("impact cancelled", vm=key[1], event=key[0])
-        elif key in self._begun and isinstance(self._platform, Recoverer):
-            self._begun.remove(key)
-            self._add_task(key[1], self._recover(key, self._platform))
+            if impact.result is not None:
+                return
+            log.info("impact cancelled", vm=key[1], event=key[0])
+            self._begun[key] = True
+        may_start = self._begun.pop(key, None)
+        if may_start is not None and isinstance(self._platform, Recoverer):
+            work = self._recover(key, self._platform, self._tasks_of(key[1]), may_start=may_start)
+            self._add_task(key[1], work)
+
+    def _tasks_of(self, vm: str) -> list[asyncio.Task[None]]:
+        return [task for task, name in self._tasks.items() if name == vm]
 
     def _add_task(self, vm: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -142,9 +154,8 @@ class ImpactRunner:
         for other_key, other in self._impacts.items():
             if other_key[1] == vm and other.result is not None:  # it waits until the VM is back
                 other.task.cancel()
-        self._begun.discard(key)
-        before = [task for task, name in self._tasks.items() if name == vm]
-        task = self._add_task(vm, self._carry_out(key, before))
+        self._begun.pop(key, None)
+        task = self._add_task(vm, self._carry_out(key, self._tasks_of(vm)))
         self._impacts[key] = StartedImpact(request, request.tries, task)
 
     async def _carry_out(self, key: ImpactKey, before: Sequence[asyncio.Task[None]]) -> None:
@@ -161,14 +172,24 @@ class ImpactRunner:
         if not impact.result.is_back and isinstance(self._platform, BackWatcher):
             await self._watch(impact, impact.result, self._platform)
 
-    async def _recover(self, key: ImpactKey, platform: Recoverer) -> None:
+    async def _recover(
+        self,
+        key: ImpactKey,
+        platform: Recoverer,
+        before: Sequence[asyncio.Task[None]],
+        *,
+        may_start: bool,
+    ) -> None:
         event_id, vm = key
+        if before:
+            await asyncio.wait(before)
         try:
-            await platform.recover(self._host, event_id, vm)
+            await platform.recover(self._host, event_id, vm, may_start=may_start)
             log.info("VM recovered from an event that is over", vm=vm, event=event_id)
         except Exception as error:  # its target does not answer, say
             log.warning("VM not recovered; trying again", vm=vm, problem=str(error))
-            asyncio.get_running_loop().call_later(RECOVER_AGAIN_SECONDS, self._begun.add, key)
+            again = functools.partial(self._begun.setdefault, key, may_start)
+            asyncio.get_running_loop().call_later(RECOVER_AGAIN_SECONDS, again)
 
     async def _run(self, request: ImpactRequest) -> RemoteResult:
         def warn(problem: str) -> None:

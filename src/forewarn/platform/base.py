@@ -106,10 +106,10 @@ class Recoverer(Protocol):
         """Return the events that have begun to act on VMs of this host, each with its VM."""
         ...
 
-    async def recover(self, host: str, event_id: str, vm: str) -> None:
-        """Resume or start a VM of this host that the event has left suspended or off.
+    async def recover(self, host: str, event_id: str, vm: str, *, may_start: bool) -> None:
+        """Resume a VM of this host that the event has left suspended; start one that is off.
 
-        ImpactFailed if another host may run it.
+        Start it only if `may_start`, and ImpactFailed if another host may run it.
         """
 
 

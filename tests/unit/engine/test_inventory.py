@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from forewarn.core.fleet import Power, ScopeKind
-from forewarn.engine.inventory import SCOPES_CREATED_MAX, HostInventory
+from forewarn.engine.inventory import EMPTY_SCOPES_MAX, HostInventory
 from forewarn.fleetfile.parser import parse
 from tests.unit.engine.hostd_world import GIB, SECOND, World, reported, run, vm_id
 from tests.work_count import Name, work_of
@@ -186,20 +186,17 @@ def test_report_does_not_change_the_kind_of_a_scope() -> None:
 
 
 def test_host_cannot_create_scopes_without_a_limit() -> None:
-    """They stay when they are empty, and the store would grow."""
+    """They stay when they are empty, and the store would grow. Scopes with VMs are not counted."""
 
     async def test(world: World) -> None:
         daemon = await world.daemon(
-            "host-a", *(reported(f"a-{n}", scope=f"s{n}") for n in range(SCOPES_CREATED_MAX - 1))
+            "host-a", *(reported(f"a-{n}", scope=f"s{n}") for n in range(EMPTY_SCOPES_MAX))
         )
-        problems = await daemon.report(
-            *(reported(f"b-{n}", scope=f"t{n}") for n in range(2)), reported("own")
-        )
-        assert problems == [
-            "VM 'b-1': host-a has created 1000 scopes; expected a scope that exists, got 't1'"
-        ]
+        assert await daemon.report(reported("b", scope="t"), reported("own")) == []
+        problems = await daemon.report(reported("c", scope="u"), reported("b", scope="t"))
+        assert problems == ["VM 'c': 1000 scopes have no VM; expected a scope that exists, got 'u'"]
         scopes = world.servers[1].board.scopes
-        assert ("t0" in scopes, "t1" in scopes, "own" in scopes) == (True, False, True)
+        assert ("t" in scopes, "u" in scopes, "own" in scopes) == (True, False, False)
 
     run(test)
 

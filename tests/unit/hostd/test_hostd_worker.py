@@ -311,7 +311,7 @@ class LeftBehind(FakePlatform):
     def __init__(self) -> None:
         super().__init__()
         self.lists, self.go = 0, asyncio.Event()
-        self.recovered: list[tuple[str, ...]] = []
+        self.recovered: list[tuple[str, str, str, bool]] = []
 
     async def list_begun(self, host: str) -> list[tuple[str, str]]:
         self.lists += 1
@@ -319,8 +319,8 @@ class LeftBehind(FakePlatform):
             raise ImpactFailed("libvirt is busy")
         return [(guid(1), "web-0")]
 
-    async def recover(self, host: str, event_id: str, vm: str) -> None:
-        self.recovered.append((host, event_id, vm))
+    async def recover(self, host: str, event_id: str, vm: str, *, may_start: bool) -> None:
+        self.recovered.append((host, event_id, vm, may_start))
         await self.go.wait()
 
 
@@ -337,7 +337,21 @@ async def test_vm_of_an_event_that_is_over_is_recovered() -> None:
             assert platform.started == []
             platform.go.set()
             await until(lambda: platform.started)
-        assert platform.recovered == [("host-a", guid(1), "web-0")]
+        assert platform.recovered == [("host-a", guid(1), "web-0", False)]
+
+
+@in_loop
+async def test_vm_of_a_cancelled_impact_is_recovered() -> None:
+    """The operator has completed the event while the VM was stopped for a move."""
+    platform = LeftBehind()
+    async with fake_server() as server:
+        async with running(Daemon(server, platform=platform)):
+            server.want(event=2)
+            await until(lambda: platform.started)
+            server.cancelled.append((guid(2), "web-0"))
+            server.wanted.clear()
+            await until(lambda: platform.recovered)
+        assert platform.recovered == [("host-a", guid(2), "web-0", True)]
 
 
 @in_loop

@@ -118,14 +118,14 @@ class LibvirtPlatform:
 
         return await self.libvirts.ask(host, look)
 
-    async def recover(self, host: str, event_id: str, vm: str) -> None:
+    async def recover(self, host: str, event_id: str, vm: str, *, may_start: bool) -> None:
         kind, cause = EventType.REBOOT, Cause.RESTART
         request = ImpactRequest(event_id, "", Vm(name=vm, host=host), kind, cause, tries=2)
         for domain in (await self.targets.find(request))[:1]:
             if domain.host == host and await self._has_begun(request, domain):
                 state = await domain.state()
                 end = marker.resume if state == SUSPENDED_BY_USER else marker.unmark
-                await domain.do(marker.start if state[0] in OFF else end)
+                await domain.do(marker.start if may_start and state[0] in OFF else end)
 
     async def _freeze(self, request: ImpactRequest, domain: Domain) -> str:
         state, reason = await domain.state()

@@ -45,7 +45,7 @@ def read(handle: Any) -> Marker:
 
 
 def unmark(handle: Any) -> None:
-    """Remove the marker. One left behind by mistake only makes the next event ask its target."""
+    """Remove the marker. One left behind by mistake makes the next event ask its target."""
     with suppress(libvirt.libvirtError):
         handle.setMetadata(ELEMENT, None, None, NAMESPACE, _flags(handle))
 

@@ -33,8 +33,9 @@ def world(tmp_path: Path) -> LibvirtWorld:
     return world
 
 
-def recover(world: LibvirtWorld, connect: Any = None, *, event: str = EVENT) -> None:
-    asyncio.run(world.platform(connect).recover("host-a", event, "web-0"))
+def recover(world: LibvirtWorld, connect: Any = None, *, may_start: bool = True) -> None:
+    platform = world.platform(connect)
+    asyncio.run(platform.recover("host-a", EVENT, "web-0", may_start=may_start))
 
 
 def begun(world: LibvirtWorld, host: str = "host-a") -> list[tuple[str, str]]:
@@ -71,6 +72,18 @@ def test_stopped_vm_is_started(world: LibvirtWorld, marker: tuple[str, ...]) -> 
     recover(world)
 
     assert (world.state(), world.names_on("host-b")) == (RUNNING, [] if marker[1:] else ["web-0"])
+    assert begun(world) == []
+
+
+def test_vm_that_somebody_may_have_started_elsewhere_is_not_started(world: LibvirtWorld) -> None:
+    """Its host was away. An operator has started it on another one, as the runbook says."""
+    mark(world.web, EVENT)
+    world.on("host-b").defineXML(world.web.XMLDesc()).create()
+    world.web.destroy()
+
+    recover(world, may_start=False)
+
+    assert (world.state(), world.state("host-b")) == (OFF, RUNNING)
     assert begun(world) == []
 
 
