@@ -1,6 +1,6 @@
 // What an operator can do. Each action says exactly what will happen and when, and asks first.
 
-import { ApiError, path, post, remove } from "./api.js";
+import { ApiError, makePostOnce, path, remove } from "./api.js";
 import { button, field, h } from "./dom.js";
 import { clockTime, count, length, now } from "./format.js";
 
@@ -40,7 +40,7 @@ export function vmActions(store, vm) {
       text: [what(vm), starts(store, type, vm)],
       label: `${label} ${vm.name}`,
       isDangerous,
-      act: () => post(path`vms/${vm.name}/${verb}`),
+      act: (postOnce) => postOnce(path`vms/${vm.name}/${verb}`),
       done: ({ event }) => (event
         ? `Announced. It starts at ${clockTime(event.not_before)}, unless it is approved earlier.`
         : "It runs now, without an event."),
@@ -57,7 +57,7 @@ export function eventActions(store, event) {
     text: [text],
     label: label === "Cancel" ? "Cancel the event" : label,
     isDangerous,
-    act: () => post(path`events/${event.id}/${verb}`),
+    act: (postOnce) => postOnce(path`events/${event.id}/${verb}`),
     done: () => done,
   }), { "aria-label": `${label} ${what}`, class: label === "Approve" ? "primary" : null });
   if (event.status === "Started") {
@@ -89,7 +89,7 @@ function postpone(event) {
     title: `Postpone the ${event.type} of ${event.resources.join(", ")}?`,
     text: [field("By how many minutes?", minutes), text],
     label: "Postpone",
-    act: () => post(path`events/${event.id}/extend`, { not_before: later().toISOString() }),
+    act: (postOnce) => postOnce(path`events/${event.id}/extend`, { not_before: later().toISOString() }),
     done: (result) => `Postponed to ${clockTime(result.event.not_before)}.`,
   });
 }
@@ -136,7 +136,7 @@ export function hostActions(store, host, vms) {
         text,
         label,
         isDangerous: verb === "fail",
-        act: () => post(path`hosts/${host}/${verb}`, body()),
+        act: (postOnce) => postOnce(path`hosts/${host}/${verb}`, body()),
         done: ({ events }) => (events.length ? `${count(events.length, "event")} announced.` : "Done. No VM was concerned."),
       });
     }, { class: verb === "fail" ? "risky" : null })));
@@ -145,6 +145,7 @@ export function hostActions(store, host, vms) {
 /** A dialog that says what will happen, does it, and shows the result or what to do about it. */
 export function ask({ title, text, label, act, done, isDangerous = false }) {
   const opener = document.activeElement;
+  const postOnce = makePostOnce();
   const output = h("p", { role: "status", class: "outcome" });
   const confirm = h("button", { type: "submit", class: isDangerous ? "danger" : "primary" }, label);
   const close = button("Not now", () => dialog.close());
@@ -158,7 +159,7 @@ export function ask({ title, text, label, act, done, isDangerous = false }) {
     confirm.disabled = true;
     setOutcome(output, "Working…");
     try {
-      setOutcome(output, done(await act()), "good");
+      setOutcome(output, done(await act(postOnce)), "good");
       confirm.remove();
       close.textContent = "Close";
       close.focus();

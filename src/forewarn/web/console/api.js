@@ -11,8 +11,8 @@ export class ApiError extends Error {
   }
 }
 
-async function request(method, path, body) {
-  const options = { method, headers: {}, credentials: "same-origin", cache: "no-store" };
+async function request(method, path, body, headers = {}) {
+  const options = { method, headers, credentials: "same-origin", cache: "no-store" };
   options.signal = AbortSignal.timeout(ANSWER_MILLISECONDS_MAX);
   if (body !== undefined) {
     options.headers["Content-Type"] = "application/json";
@@ -37,9 +37,28 @@ async function request(method, path, body) {
 }
 
 export const get = (path) => request("GET", path);
-export const post = (path, body = {}) => request("POST", path, body);
+export const post = (path, body = {}, headers = {}) => request("POST", path, body, headers);
 export const put = (path, body) => request("PUT", path, body);
 export const remove = (path) => request("DELETE", path);
+
+/**
+ * Makes a POST that is executed once, however often it is tried. A lost reply keeps the key; after a
+ * refusal, or for another body, the next try is a new operation.
+ */
+export function makePostOnce() {
+  let [known, key] = [null, null];
+  return async (path, body = {}) => {
+    const text = JSON.stringify([path, body]);
+    if (text !== known) key = crypto.getRandomValues(new Uint32Array(4)).join("-");
+    known = text;
+    try {
+      return await post(path, body, { "Idempotency-Key": key });
+    } catch (error) {
+      if (error.status >= 400 && error.status < 500) known = null;
+      throw error;
+    }
+  };
+}
 
 /** A path of the API with names in it, which may have any character. */
 export function path(strings, ...names) {

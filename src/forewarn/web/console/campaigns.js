@@ -134,7 +134,7 @@ export class CampaignView extends View {
       text: [text],
       label: verb === "cancel" ? "Cancel the campaign" : label,
       isDangerous: verb === "cancel",
-      act: () => post(path`campaigns/${campaign.id}/${verb}`),
+      act: (postOnce) => postOnce(path`campaigns/${campaign.id}/${verb}`),
       done: () => "Done.",
     }), properties);
     return h("div", { class: "actions" },
@@ -200,7 +200,7 @@ export class NewCampaignView extends View {
       title: `Start this ${body.type} campaign?`,
       text: [`${size}. The VMs of the first wave are notified now; ${NEXT_TEXT}`],
       label: "Start",
-      act: () => post("campaigns", body),
+      act: (postOnce) => postOnce("campaigns", body),
       done: (result) => {
         location.hash = `#/campaigns/${result.campaign.id}`;
         return "Started.";
