@@ -15,7 +15,8 @@ from forewarn.engine.transaction import Transaction
 
 KIND = "session"
 SESSION_DURATION = timedelta(hours=12)
-SESSIONS_MAX = 1000
+SESSIONS_PER_TOKEN_MAX = 20
+"""Somebody who signs in often must not sign the others out."""
 REMOVED_MAX = 50
 """How many old sessions a new one removes: a commit has a limit."""
 
@@ -48,14 +49,15 @@ class Sessions:
         return token if token is not None and token.digest == session.digest else None
 
     async def start(self, token: Token, text: str) -> None:
-        """Start a session; `text` is 256 random bits. The oldest are removed if there are many."""
+        """Start a session; `text` is 256 random bits. The oldest of many make room."""
         now = self._engine.clock.now()
         key, session = _key(text), Session(token.name, token.digest, now + SESSION_DURATION)
         known = sorted(
-            (session.expires_at, key) for key, session in self._engine.records.values(KIND)
+            (each.expires_at, key, each.token) for key, each in self._engine.records.values(KIND)
         )
-        excess = len(known) - SESSIONS_MAX
-        old = [key for place, (end, key) in enumerate(known) if end <= now or place <= excess]
+        own = [key for end, key, name in known if end > now and name == token.name]
+        old = [key for end, key, _ in known if end <= now]
+        old = own[: max(len(own) - SESSIONS_PER_TOKEN_MAX + 1, 0)] + old
 
         def decide(transaction: Transaction) -> None:
             for each in old[:REMOVED_MAX]:

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import httpx
 
-from forewarn.auth.sessions import SESSION_DURATION, SESSIONS_MAX
+from forewarn.auth.sessions import SESSION_DURATION, SESSIONS_PER_TOKEN_MAX
 from forewarn.auth.tokens import Role, hash_secret
 from forewarn.web.control.auth import COOKIE
 from forewarn.web.control.routes.stream import make_permission
@@ -181,19 +181,23 @@ def test_store_has_no_session_that_could_be_used() -> None:
 
 
 def test_old_sessions_make_room_for_new_ones() -> None:
+    """Only of the same token: one person must not sign the others out."""
+
     async def act(world: World) -> None:
+        other = await sign_in(world, Role.VIEWER)
         session = await sign_in(world)
         token = world.service.tokens.find_valid("operator")
         assert token is not None
-        for number in range(SESSIONS_MAX):
+        for number in range(SESSIONS_PER_TOKEN_MAX):
             await world.clock.advance(timedelta(milliseconds=1))
             await world.service.sessions.start(token, f"{number:064x}")
         kept = len(list(world.engine.records.values("session")))
-        assert (kept, await status(world, session)) == (SESSIONS_MAX, 401)
+        assert (kept, await status(world, session)) == (SESSIONS_PER_TOKEN_MAX + 1, 401)
+        assert await status(world, other) == 200
         await world.clock.advance(SESSION_DURATION)
-        for number in range(30):
+        for number in range(10):
             await world.service.sessions.start(token, f"{number:064d}")
-        assert len(list(world.engine.records.values("session"))) == 30
+        assert len(list(world.engine.records.values("session"))) == 10
 
     main(act)
 
