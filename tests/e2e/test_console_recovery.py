@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import APIResponse, Route, expect
 
 from tests.e2e.console_page import OFFLINE, console
 from tests.e2e.test_console import confirm, lab
+from tests.e2e.waiting import eventually
 
 pytestmark = pytest.mark.system
 
@@ -59,3 +60,74 @@ def test_action_that_was_refused_can_be_tried_again(tmp_path: Path) -> None:
         service.forewarn("event", "cancel", events[0]["id"])
         confirm(page, "Restart web-0")
         expect(page.get_by_role("dialog")).to_contain_text("Announced.")
+
+
+def refuse(route: Route) -> None:
+    body = {"error": "unavailable", "message": "the store is out of reach", "facts": {}}
+    route.fulfill(status=503, json=body)
+
+
+def test_change_while_the_page_loads_is_shown(tmp_path: Path) -> None:
+    """After the events were read, and before the stream is open."""
+    with lab(tmp_path) as service, console(service.control) as shown:
+
+        def announce(route: Route) -> None:
+            response = route.fetch()
+            service.forewarn("vm", "restart", "web-0")
+            route.fulfill(response=response)
+
+        shown.page.route("**/api/v1/events?*", announce, times=1)
+        page = shown.open()
+        expect(page.locator("#sentence")).to_contain_text("1 event in notice")
+
+
+@pytest.mark.parametrize("loss", ["refused", "aborted"])
+def test_read_that_failed_is_tried_again(tmp_path: Path, loss: str) -> None:
+    with lab(tmp_path) as service, console(service.control) as shown:
+        shown.allowed += [*OFFLINE, "status of 503"]
+        page = shown.open()
+        expect(page.locator("#live")).to_have_text("Live")
+        page.route("**/api/v1/events?*", refuse if loss == "refused" else lambda route: route.abort())
+        service.forewarn("vm", "restart", "web-0")
+        expect(page.locator("#live")).to_have_text(re.compile("Stale since .*; trying again"))
+        page.unroute("**/api/v1/events?*")
+        expect(page.locator("#live")).to_have_text("Live")
+        expect(page.locator("#sentence")).to_contain_text("1 event in notice")
+
+
+def test_late_response_does_not_overwrite_a_newer_one(tmp_path: Path) -> None:
+    """Everything is read again, slowly; meanwhile the stream says that something has changed."""
+    events = "**/api/v1/events?*"
+    with lab(tmp_path) as service, console(service.control) as shown:
+        shown.allowed.append("status of 503")
+        page = shown.open()
+        expect(page.locator("#live")).to_have_text("Live")
+        page.route(events, refuse)
+        service.forewarn("vm", "restart", "web-0")
+        expect(page.locator("#live")).to_contain_text("Stale since")
+        held: list[tuple[Route, APIResponse]] = []
+        page.route(events, lambda route: held.append((route, route.fetch())), times=1)
+        page.unroute(events, refuse)
+        eventually(lambda: page.evaluate("1") == len(held))
+        service.forewarn("vm", "restart", "web-1")
+        ((route, response),) = held
+        with page.expect_request(events):
+            route.fulfill(response=response)
+        expect(page.locator("#sentence")).to_contain_text("2 events in notice")
+
+
+def test_view_that_was_not_available_recovers(tmp_path: Path) -> None:
+    with lab(tmp_path) as service, console(service.control) as shown:
+        service.forewarn("vm", "restart", "web-0")
+        shown.allowed.append("status of 503")
+        page = shown.open()
+        address = page.locator("a.bar").get_attribute("href")
+        assert address
+        page.route("**/api/v1/history?limit=200*", refuse)
+        shown.view(address)
+        expect(page.get_by_role("alert")).to_contain_text("The store is out of reach")
+        page.unroute("**/api/v1/history?limit=200*")
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(page.locator("h1")).to_have_text("Reboot of web-0")
+        history = page.get_by_role("region", name="History of the event")
+        expect(history).to_contain_text("scheduled")

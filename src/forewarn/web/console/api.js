@@ -1,7 +1,7 @@
 // Calls to the control API, and the stream of changes.
 
 const ANSWER_MILLISECONDS_MAX = 30_000;
-const RETRY_MILLISECONDS = 2000;
+export const RETRY_MILLISECONDS = 2000;
 
 export class ApiError extends Error {
   constructor(status, body) {
@@ -78,17 +78,25 @@ export async function getAll(list, { limit = 10_000, max = Infinity, query = "" 
 }
 
 /**
- * Follow the history. The browser reconnects by itself and continues after the last entry; when it
- * has given up, because the server refused, it is tried again here.
+ * Follow the history after the entry with this number. The browser reconnects by itself; when it has
+ * given up, because the server refused, it is tried again here. Returns a function that reconnects.
  */
-export function follow({ onEntry, onLive, onGap }) {
-  const source = new EventSource("/api/v1/stream");
-  source.onopen = () => onLive(true);
-  source.onmessage = (message) => message.data && onEntry(JSON.parse(message.data));
-  source.addEventListener("gap", onGap);
-  source.onerror = () => {
-    onLive(false);
-    if (source.readyState !== EventSource.CLOSED) return;
-    setTimeout(() => follow({ onEntry, onLive, onGap }), RETRY_MILLISECONDS);
+export function follow(number, { onEntry, onOpen, onGap }) {
+  let source = null;
+  const connect = () => {
+    source?.close();
+    const opened = source = new EventSource(`/api/v1/stream?after=${number}`);
+    opened.onopen = () => onOpen(true);
+    opened.onmessage = (message) => {
+      number = message.lastEventId;
+      onEntry(JSON.parse(message.data));
+    };
+    opened.addEventListener("gap", onGap);
+    opened.onerror = () => {
+      onOpen(false);
+      if (opened.readyState === EventSource.CLOSED) setTimeout(() => opened === source && connect(), RETRY_MILLISECONDS);
+    };
   };
+  connect();
+  return connect;
 }

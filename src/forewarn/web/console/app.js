@@ -1,7 +1,7 @@
 // The frame of the page: sign-in, navigation, and whether what it shows is live.
 
 import { explain, signOut } from "./actions.js";
-import { ApiError, post } from "./api.js";
+import { ApiError, post, RETRY_MILLISECONDS } from "./api.js";
 import { button, field, h, name, setText } from "./dom.js";
 import { clockTime, tick } from "./format.js";
 import { CampaignsView, CampaignView, NewCampaignView } from "./campaigns.js";
@@ -25,7 +25,6 @@ const VIEWS = [
 ];
 const DETAILS = { vms: VmView, hosts: HostView, events: EventView, campaigns: CampaignView };
 const PARENTS = { vms: "fleet", events: "" };
-const RETRY_MILLISECONDS = 3000;
 
 const main = document.querySelector("main");
 const nav = document.querySelector("nav");

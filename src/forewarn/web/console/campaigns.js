@@ -29,7 +29,7 @@ export class CampaignsView extends View {
       "A campaign takes many hosts through maintenance, a few at a time, within the limits of each scope.");
     const plan = h("a", { class: "button primary", href: "#/campaigns/new" }, "Plan a campaign");
     this.append(h("div", { class: "head" }, h("h1", {}, "Campaigns"), mayAct(this.store) ? plan : ""), this.none, this.rows.element);
-    this.every(REFRESH_MILLISECONDS, () => this.update({ campaigns: true }).catch(() => {}));
+    this.every(REFRESH_MILLISECONDS, () => this.redraw({ campaigns: true }));
   }
 
   async update({ isAll, campaigns }) {
@@ -54,7 +54,7 @@ export class CampaignsView extends View {
 export class CampaignView extends View {
   build() {
     this.hosts = new Map(); // what the history says of each host
-    this.every(REFRESH_MILLISECONDS, () => this.update({ campaigns: true }).catch(() => {}));
+    this.every(REFRESH_MILLISECONDS, () => this.redraw({ campaigns: true }));
   }
 
   async update({ isAll, campaigns }) {

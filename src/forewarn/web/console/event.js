@@ -1,6 +1,6 @@
 // One event: what its VMs see, who has approved, what is done to each VM, and its history.
 
-import { eventActions, explain } from "./actions.js";
+import { eventActions } from "./actions.js";
 import { get, path } from "./api.js";
 import { badge, definitions, empty, field, h, keyed, link, links, name, show, table } from "./dom.js";
 import { clockTime, length, relative } from "./format.js";
@@ -14,7 +14,7 @@ export class EventView extends View {
   build() {
     const versions = this.store.session.api_versions;
     this.facts = h("section");
-    this.version = h("select", { id: "version", onchange: () => this.showDocument() },
+    this.version = h("select", { id: "version", onchange: () => this.redraw({ isAll: true }) },
       versions.map((version, index) => h("option", { selected: index === versions.length - 1 }, version)));
     this.raw = h("a", { target: "_blank", rel: "noopener" }, "As sent, byte for byte");
     this.document = h("pre", { tabindex: "0", role: "region", "aria-label": "Document" });
@@ -110,8 +110,7 @@ export class EventView extends View {
     }
     const address = path`scopes/${scope}/document?api_version=${this.version.value}`;
     this.raw.setAttribute("href", `/api/v1/${address}`);
-    const text = await get(address).then((document) => JSON.stringify(document, null, 2), explain);
-    if (this.raw.getAttribute("href").endsWith(address)) this.document.textContent = text; // else another was chosen
+    this.document.textContent = JSON.stringify(await get(address), null, 2);
   }
 
   async readHistory() {

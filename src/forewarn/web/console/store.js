@@ -4,7 +4,7 @@
 // history says what changed, and only that is read again. What changes without an entry (polls,
 // daemons of hosts, the clock of a lab) is read now and then.
 
-import { follow, get, getAll, path } from "./api.js";
+import { ApiError, follow, get, getAll, path, RETRY_MILLISECONDS } from "./api.js";
 import { now, setServerTime } from "./format.js";
 
 export const PAST_MILLISECONDS = 24 * 3600 * 1000;
@@ -31,7 +31,8 @@ const ENDED = ["completed", "canceled", "failed"];
 const OF_VMS = ["joined", "left", "moved", "updated", "impacted", "retired", "enabled", "failed"];
 
 const nothingDirty = () => ({
-  isEmpty: true, events: new Set(), vms: new Set(), left: new Set(), scopes: false, hosts: false, campaigns: false,
+  isEmpty: true, isAll: false, isPast: false, entries: [], events: new Set(), vms: new Set(), left: new Set(),
+  session: false, scopes: false, hosts: false, campaigns: false,
 });
 const byKey = (items) => new Map(items.map((item) => [item.name, item]));
 
@@ -48,42 +49,31 @@ export class Store extends EventTarget {
   #byVm = new Map(); // ids of live events by VM
   #failedAt = new Map(); // when the last event of a VM failed
   #dirty = nothingDirty();
-  #timer = null;
+  #timer = null; // also while something is read
+  #isOpen = false; // the stream
+  #isRead = true; // the last read succeeded
+  #reconnect = null;
 
-  /** Read everything, then follow. */
+  /** Read everything, then follow what has happened since before that. */
   async start() {
-    this.session = await get("session");
-    setServerTime(this.session.now);
-    if (this.session.is_lab) await this.readClock();
+    const [newest] = (await get("history?limit=1")).history;
     await this.readAll();
-    follow({
+    this.#reconnect = follow(newest?.number ?? 0, {
       onEntry: (entry) => this.#take(entry),
-      onLive: (isLive) => this.#setLive(isLive),
-      onGap: () => this.#read(() => this.readAll()),
+      onOpen: (isOpen) => this.#setOpen(isOpen),
+      onGap: () => this.#mark({ isAll: true }),
     });
     const [least, most] = REREAD_MILLISECONDS;
     const reread = Math.min(most, Math.max(least, this.session.silent_seconds * 500));
-    setInterval(() => this.#read(() => this.readAll()), reread);
-    setInterval(() => this.#read(() => this.#check()), CHECK_MILLISECONDS);
-    if (this.session.is_lab) setInterval(() => this.#read(() => this.readClock()), CLOCK_MILLISECONDS);
+    setInterval(() => this.#mark({ isAll: true }), reread);
+    setInterval(() => this.#check(), CHECK_MILLISECONDS);
+    if (this.session.is_lab) setInterval(() => this.readClock().catch((error) => this.#fail(error)), CLOCK_MILLISECONDS);
   }
 
   /** A lost server is noticed by the stream, or here where a network has lost it silently. */
-  async #read(action) {
-    try {
-      await action();
-    } catch (error) {
-      if (error.status === 0) this.#setLive(false);
-      if (error.status === 401) this.dispatchEvent(new Event("signed-out"));
-    }
-  }
-
-  async #check() {
-    const session = await get("session");
-    if (!this.session.is_lab) setServerTime(session.now);
-    if (![...this.hosts.values()].some((host) => host.daemon)) return;
-    this.hosts = byKey(await getAll("hosts"));
-    this.#changed({ vms: new Set(), events: new Set(), hosts: true });
+  #check() {
+    this.#mark({ session: true });
+    if ([...this.hosts.values()].some((host) => host.daemon)) this.#mark({ hosts: true });
   }
 
   async readClock() {
@@ -91,14 +81,21 @@ export class Store extends EventTarget {
     setServerTime(this.clock.now, this.clock.is_running);
   }
 
+  #setSession(session) {
+    this.session = session;
+    if (!session.is_lab) setServerTime(session.now);
+  }
+
   /** The fleet is shown as soon as it is read; the last day may take longer. */
   async readAll() {
+    this.#setSession(await get("session"));
+    if (this.session.is_lab) await this.readClock();
     const lists = await Promise.all(["vms", "scopes", "events", "hosts"].map((list) => getAll(list)));
     const [vms, scopes, events, hosts] = lists;
     [this.vms, this.scopes, this.hosts] = [vms, scopes, hosts].map(byKey);
     this.#setEvents(events);
     this.#changed({ isAll: true });
-    this.#read(() => this.#readPast());
+    this.#mark({ isPast: true });
   }
 
   async #readPast() {
@@ -139,22 +136,36 @@ export class Store extends EventTarget {
     return { count: Math.max(needed - approved, 0), vms };
   }
 
-  #setLive(isLive) {
-    if (isLive === this.isLive && this.isLive) return;
-    const wasStale = this.staleSince !== null;
-    this.isLive = isLive;
-    if (isLive) this.staleSince = null;
+  /** The stream continues after its last entry; what changes without an entry is read again. */
+  #setOpen(isOpen) {
+    this.#mark(isOpen && this.staleSince ? { isAll: true } : { session: true }); // has the session ended?
+    this.#isOpen = isOpen;
+    this.#showLive();
+  }
+
+  #showLive() {
+    this.isLive = this.#isOpen && this.#isRead;
+    if (this.isLive) this.staleSince = null;
     else this.staleSince ??= new Date(now()).toISOString();
     this.dispatchEvent(new Event("live"));
-    if (isLive && wasStale) this.#read(() => this.readAll());
-    if (!isLive) this.#read(() => get("session")); // has the session ended?
+  }
+
+  /** What is shown may be old until everything was read again. */
+  #fail(error) {
+    if (!(error instanceof ApiError)) throw error;
+    if (error.status === 401) this.dispatchEvent(new Event("signed-out"));
+    const isLost = error.status === 0 && this.#isOpen;
+    this.#isRead = false;
+    if (isLost) this.#isOpen = false;
+    if (isLost) this.#reconnect();
+    this.#mark({ isAll: true }, RETRY_MILLISECONDS);
+    this.#showLive();
   }
 
   #take(entry) {
-    this.#remember(entry);
     const dirty = this.#dirty;
     const { event, scope, what } = entry;
-    dirty.isEmpty = false;
+    dirty.entries.push(entry);
     if (event) dirty.events.add(event);
     if (scope && OF_VMS.includes(what)) {
       dirty.scopes = true;
@@ -164,24 +175,44 @@ export class Store extends EventTarget {
     if (what === "campaign") dirty.campaigns = true;
     if (event || OF_VMS.includes(what)) dirty.hosts = true;
     this.dispatchEvent(new CustomEvent("entry", { detail: entry }));
-    this.#timer ??= setTimeout(() => this.#flush(), COLLECT_MILLISECONDS);
+    this.#mark({});
   }
 
-  /** Read what is dirty; what gets dirty meanwhile is read next, so that no answer overtakes another. */
+  #mark(what, wait = COLLECT_MILLISECONDS) {
+    Object.assign(this.#dirty, what, { isEmpty: false });
+    this.#timer ??= setTimeout(() => this.#flush(), wait);
+  }
+
+  /** Read what is dirty; what gets dirty meanwhile is read next, so that no response overtakes another. */
   async #flush() {
     const dirty = this.#dirty;
     this.#dirty = nothingDirty();
-    await this.#read(() => (dirty.vms.size > DIRTY_MAX ? this.readAll() : this.#reread(dirty)));
-    this.#timer = this.#dirty.isEmpty ? null : setTimeout(() => this.#flush(), COLLECT_MILLISECONDS);
+    let wait = COLLECT_MILLISECONDS;
+    try {
+      dirty.entries.forEach((entry) => this.#remember(entry));
+      if (dirty.isAll || dirty.vms.size > DIRTY_MAX) await this.readAll();
+      else await this.#reread(dirty);
+      if (dirty.isPast) await this.#readPast();
+      const wasRead = this.#isRead;
+      this.#isRead = true;
+      if (!wasRead) this.#showLive();
+    } catch (error) {
+      wait = RETRY_MILLISECONDS;
+      this.#fail(error);
+    } finally {
+      this.#timer = this.#dirty.isEmpty ? null : setTimeout(() => this.#flush(), wait);
+    }
   }
 
   /** Lists are read whole: something that has just ended or left would be an error by its name. */
   async #reread({ events, vms, left, ...dirty }) {
     const named = [...vms].filter((vm) => !left.has(vm));
-    const [allEvents, allScopes, allHosts, ...some] = await Promise.all([
+    const [session, allEvents, allScopes, allHosts, ...some] = await Promise.all([
+      dirty.session ? get("session") : null,
       events.size ? getAll("events") : null, dirty.scopes ? getAll("scopes") : null,
       dirty.hosts ? getAll("hosts") : null, ...named.map((vm) => get(path`vms/${vm}`).catch(ignoreGone)),
     ]);
+    if (session) this.#setSession(session);
     if (allScopes) this.scopes = byKey(allScopes);
     if (allHosts) this.hosts = byKey(allHosts);
     left.forEach((vm) => this.vms.delete(vm));
