@@ -101,8 +101,10 @@ def poll(metadata: str, vm: str) -> None:
 def confirm(page: Page, label: str) -> str:
     """Press the button of the dialog; the text that it showed before."""
     dialog = page.get_by_role("dialog")
+    button = dialog.get_by_role("button", name=label)
+    expect(button).to_be_enabled()
     text = dialog.inner_text()
-    dialog.get_by_role("button", name=label).click()
+    button.click()
     return text
 
 
@@ -201,7 +203,7 @@ def test_host_is_maintained_and_its_answer_changes(tmp_path: Path) -> None:
         expect(page.locator(".verdict")).to_contain_text("No:")
         page.get_by_role("button", name="Maintain").click()
         page.get_by_label("What is done to the VMs?").select_option("Reboot")
-        assert "restart. They are notified now; it starts in 15m" in confirm(page, "Maintain")
+        assert "restart. They are notified now; it starts at 12:15:00, in 15m" in confirm(page, "Maintain")
         expect(page.get_by_role("dialog")).to_contain_text("announced.")
         page.get_by_role("button", name="Close").click()
         expect(page.locator(".verdict")).to_contain_text("has notice until")

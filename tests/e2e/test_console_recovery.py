@@ -131,3 +131,20 @@ def test_view_that_was_not_available_recovers(tmp_path: Path) -> None:
         expect(page.locator("h1")).to_have_text("Reboot of web-0")
         history = page.get_by_role("region", name="History of the event")
         expect(history).to_contain_text("scheduled")
+
+
+def test_confirmation_says_what_is_true_when_it_opens(tmp_path: Path) -> None:
+    """The rate of a lab changes without an entry of the history; so does a scope that goes silent."""
+    with lab(tmp_path) as service, console(service.control) as shown:
+        page = shown.open("#/vms/web-0")
+        expect(page.locator("#live")).to_have_text("Live")
+        service.forewarn("lab", "clock", "rate", "60")
+        page.get_by_role("button", name="Restart").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("It starts at 12:00:15, in 15s, or earlier")
+        page.keyboard.press("Escape")
+        service.forewarn("lab", "clock", "advance", "2d")
+        page.get_by_role("button", name="Restart").click()
+        expect(dialog).to_contain_text("without an event: no VM of web polls.")
+        confirm(page, "Restart web-0")
+        expect(dialog).to_contain_text("It runs now, without an event.")

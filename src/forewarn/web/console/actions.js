@@ -1,28 +1,28 @@
 // What an operator can do. Each action says exactly what will happen and when, and asks first.
 
-import { ApiError, makePostOnce, path, remove } from "./api.js";
+import { ApiError, get, makePostOnce, path, remove } from "./api.js";
 import { button, field, h } from "./dom.js";
-import { clockTime, count, length, now } from "./format.js";
+import { clockTime, count, length } from "./format.js";
 
 export function mayAct(store) {
   return store.session.role !== "viewer";
 }
 
 /** When an operation on a VM would start. */
-function starts(store, type, vm) {
-  const scope = store.scopes.get(vm.scope);
-  let seconds = store.session.notice_seconds[type];
+function starts(session, type, vm, scope) {
+  let seconds = session.notice_seconds[type];
   if (type === "Terminate") {
-    const notice = scope?.policy.terminate_notice_seconds ?? null;
+    const notice = scope.policy.terminate_notice_seconds ?? null;
     if (notice === null) return "It happens at once: the policy of its scope wants no notice.";
-    seconds = notice / store.session.rate;
+    seconds = notice / session.rate;
   }
   if (vm.power !== "running") return "It happens at once: the VM is not running.";
-  if (!scope?.is_enabled) return `It happens at once, without an event: no VM of ${vm.scope} polls.`;
-  const at = clockTime(now() + seconds * 1000);
-  const left = length(seconds * 1000);
-  return `The VMs of ${vm.scope} are notified now. It starts at ${at}, in ${left}, or earlier once it is approved.`;
+  if (!scope.is_enabled) return `It happens at once, without an event: no VM of ${vm.scope} polls.`;
+  return `The VMs of ${vm.scope} are notified now. It starts ${after(session, seconds)}, or earlier once it is approved.`;
 }
+
+const after = (session, seconds) =>
+  `at ${clockTime(new Date(session.now).getTime() + seconds * 1000)}, in ${length(seconds * 1000)}`;
 
 const ON_VM = {
   restart: ["Restart", "Reboot", (vm) => `${vm.name} restarts on ${vm.host || "its host"}.`],
@@ -37,7 +37,11 @@ export function vmActions(store, vm) {
     const isDangerous = verb === "delete" || verb === "evict";
     return button(label, () => ask({
       title: `${label} ${vm.name}?`,
-      text: [what(vm), starts(store, type, vm)],
+      text: async () => {
+        const paths = ["session", path`vms/${vm.name}`, path`scopes/${vm.scope}`];
+        const [session, fresh, scope] = await Promise.all(paths.map(get));
+        return [what(fresh), starts(session, type, fresh, scope)];
+      },
       label: `${label} ${vm.name}`,
       isDangerous,
       act: (postOnce) => postOnce(path`vms/${vm.name}/${verb}`),
@@ -54,7 +58,7 @@ export function eventActions(store, event) {
   const what = `the ${event.type} of ${names}`;
   const confirm = (label, verb, text, done, isDangerous = false) => button(label, () => ask({
     title: `${label} ${what}?`,
-    text: [text],
+    text: async () => [text(await get(path`events/${event.id}`))],
     label: label === "Cancel" ? "Cancel the event" : label,
     isDangerous,
     act: (postOnce) => postOnce(path`events/${event.id}/${verb}`),
@@ -62,16 +66,16 @@ export function eventActions(store, event) {
   }), { "aria-label": `${label} ${what}`, class: label === "Approve" ? "primary" : null });
   if (event.status === "Started") {
     return h("div", { class: "actions" }, confirm("Complete", "complete",
-      "The event ends now, and platform calls that still run are canceled. Do this only if you know that the impact is over.",
+      () => "The event ends now, and platform calls that still run are canceled. Do this only if you know that the impact is over.",
       "Completed.", true));
   }
   return h("div", { class: "actions" },
     event.is_approved ? null : confirm("Approve", "approve",
-      `It starts now instead of at ${clockTime(event.not_before)}, for all its VMs. `
+      (fresh) => `It starts now instead of at ${clockTime(fresh.not_before)}, for all its VMs. `
       + `If another update domain of ${event.scope} is under impact, it waits for that.`, "Approved."),
     event.type === "Terminate" ? null
       : button("Postpone", () => postpone(event), { "aria-label": `Postpone ${what}` }),
-    confirm("Cancel", "cancel", `The VMs of ${event.scope} no longer see the event, and nothing is done to ${names}.`, "Canceled."));
+    confirm("Cancel", "cancel", () => `The VMs of ${event.scope} no longer see the event, and nothing is done to ${names}.`, "Canceled."));
 }
 
 function postpone(event) {
@@ -84,10 +88,13 @@ function postpone(event) {
       : "Choose 1 to 10,080 minutes.";
   };
   minutes.addEventListener("input", describe);
-  describe();
   ask({
     title: `Postpone the ${event.type} of ${event.resources.join(", ")}?`,
-    text: [field("By how many minutes?", minutes), text],
+    text: async () => {
+      event = await get(path`events/${event.id}`);
+      describe();
+      return [field("By how many minutes?", minutes), text];
+    },
     label: "Postpone",
     act: (postOnce) => postOnce(path`events/${event.id}/extend`, { not_before: later().toISOString() }),
     done: (result) => `Postponed to ${clockTime(result.event.not_before)}.`,
@@ -100,13 +107,12 @@ const MAINTENANCE = {
   Redeploy: "move to other hosts",
 };
 
-function maintain(store, host, whom) {
+function maintain(session, host, whom) {
   const type = h("select", { id: "type" }, Object.keys(MAINTENANCE).map((each) => h("option", {}, each)));
   const text = h("p", {});
   const describe = () => {
-    const seconds = store.session.notice_seconds[type.value];
-    const [left, at] = [length(seconds * 1000), clockTime(now() + seconds * 1000)];
-    text.textContent = `${whom} ${MAINTENANCE[type.value]}. They are notified now; it starts in ${left}, at ${at}, `
+    const start = after(session, session.notice_seconds[type.value]);
+    text.textContent = `${whom} ${MAINTENANCE[type.value]}. They are notified now; it starts ${start}, `
       + "or earlier once approved. Update domains of a scope take turns.";
   };
   type.addEventListener("change", describe);
@@ -116,24 +122,27 @@ function maintain(store, host, whom) {
 
 const ON_HOST = {
   maintain: ["Maintain", maintain],
-  degrade: ["Report as degraded", (store, host, whom) => ({
+  degrade: ["Report as degraded", (session, host, whom) => ({
     text: [`${whom} are moved to other hosts: within days, or as soon as they approve. Do this if the hardware is expected to fail.`],
   })],
-  fail: ["Report as failed", (store, host, whom) => ({
+  fail: ["Report as failed", (session, host, whom) => ({
     text: [`${whom} restart on other hosts now, without notice. Do this only if ${host} is dead: a VM that still runs would run twice.`],
   })],
 };
 
-export function hostActions(store, host, vms) {
+export function hostActions(store, host) {
   if (!mayAct(store)) return null;
-  const scopes = new Set(vms.map((vm) => vm.scope)).size;
-  const whom = `${count(vms.length, "VM")} of ${count(scopes, "scope")}`;
   return h("div", { class: "actions" }, Object.entries(ON_HOST).map(([verb, [label, prepare]]) =>
     button(label, () => {
-      const { text, body = () => ({}) } = prepare(store, host, whom);
+      let body = () => ({});
       ask({
         title: verb === "maintain" ? `Maintain ${host}?` : `${label}: ${host}?`,
-        text,
+        text: async () => {
+          const [session, { vms, scopes }] = await Promise.all([get("session"), get(path`hosts/${host}`)]);
+          const prepared = prepare(session, host, `${count(vms.length, "VM")} of ${count(scopes.length, "scope")}`);
+          body = prepared.body ?? body;
+          return prepared.text;
+        },
         label,
         isDangerous: verb === "fail",
         act: (postOnce) => postOnce(path`hosts/${host}/${verb}`, body()),
@@ -142,18 +151,29 @@ export function hostActions(store, host, vms) {
     }, { class: verb === "fail" ? "risky" : null })));
 }
 
-/** A dialog that says what will happen, does it, and shows the result or what to do about it. */
+/**
+ * A dialog that says what will happen, does it, and shows the result or what to do about it. `text`
+ * is called when it opens: what the page has may be minutes old, and the dialog makes a promise.
+ */
 export function ask({ title, text, label, act, done, isDangerous = false }) {
   const opener = document.activeElement;
   const postOnce = makePostOnce();
   const output = h("p", { role: "status", class: "outcome" });
-  const confirm = h("button", { type: "submit", class: isDangerous ? "danger" : "primary" }, label);
+  const confirm = h("button", { type: "submit", class: isDangerous ? "danger" : "primary", disabled: true }, label);
+  const facts = h("div", { class: "facts" });
   const close = button("Not now", () => dialog.close());
   const form = h("form", { method: "dialog", onsubmit: submit },
     h("h2", { id: "ask" }, title),
-    text.map((part) => (typeof part === "string" ? h("p", {}, part) : part)),
-    output, h("div", { class: "actions" }, confirm, close));
+    facts, output, h("div", { class: "actions" }, confirm, close));
   const dialog = h("dialog", { "aria-labelledby": "ask" }, form);
+  async function describe() {
+    try {
+      facts.replaceChildren(...(await text()).map((part) => (typeof part === "string" ? h("p", {}, part) : part)));
+      confirm.disabled = false;
+    } catch (error) {
+      setOutcome(output, explain(error), "bad");
+    }
+  }
   async function submit(event) {
     event.preventDefault();
     confirm.disabled = true;
@@ -176,6 +196,7 @@ export function ask({ title, text, label, act, done, isDangerous = false }) {
   document.body.append(dialog);
   dialog.showModal();
   close.focus();
+  describe();
 }
 
 export function setOutcome(output, text, kind = "") {

@@ -131,7 +131,7 @@ export class CampaignView extends View {
     if (!mayAct(this.store) || campaign.ended_at) return null;
     const act = (verb, label, text, properties = {}) => button(label, () => ask({
       title: `${label} ${campaign.name || "this campaign"}?`,
-      text: [text],
+      text: () => [text],
       label: verb === "cancel" ? "Cancel the campaign" : label,
       isDangerous: verb === "cancel",
       act: (postOnce) => postOnce(path`campaigns/${campaign.id}/${verb}`),
@@ -194,11 +194,14 @@ export class NewCampaignView extends View {
   }
 
   planned(plan, body) {
-    const size = `${count(plan.total, "host")} in ${count(plan.waves.length, "wave")}`;
+    const size = ({ total, waves }) => `${count(total, "host")} in ${count(waves.length, "wave")}`;
     const refused = [...plan.too_large, ...plan.waiting];
     const start = button("Start the campaign", () => ask({
       title: `Start this ${body.type} campaign?`,
-      text: [`${size}. The VMs of the first wave are notified now; ${NEXT_TEXT}`],
+      text: async () => {
+        const fresh = await post("campaigns", { ...body, plan: true });
+        return [`${size(fresh.plan)}. The VMs of the first wave are notified now; ${NEXT_TEXT}`];
+      },
       label: "Start",
       act: (postOnce) => postOnce("campaigns", body),
       done: (result) => {
@@ -207,7 +210,7 @@ export class NewCampaignView extends View {
       },
     }), { class: "primary" });
     return [
-      h("h2", {}, `The plan: ${size}`),
+      h("h2", {}, `The plan: ${size(plan)}`),
       h("ol", { class: "waves" }, plan.waves.map((wave, index) => h("li", { class: "card" },
         h("strong", {}, `Wave ${index + 1}`), " ", wave.map((host, place) => [place ? ", " : "", link("hosts", host)])))),
       ...(refused.length ? [h("h2", {}, "Cannot start now"),

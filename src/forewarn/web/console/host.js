@@ -109,7 +109,7 @@ export class HostView extends View {
         h("ul", { class: "reasons" }, shown.map(({ vm, event, text }) => h("li", {}, link("vms", vm.name), " ",
           event ? h("a", { href: `#/events/${event.id}` }, text) : text))),
         reasons.length > shown.length ? h("p", {}, `and ${reasons.length - shown.length} more.`) : ""),
-      hostActions(this.store, host.name, vms),
+      hostActions(this.store, host.name),
       h("div", { class: "card" }, definitions([
         ["VMs", vms.length ? h("ul", { class: "chips" }, vms.slice(0, 200).map((vm) => this.chip(vm))) : "none"],
         ["Scopes", host.scopes.length ? host.scopes.map((scope, index) => [index ? ", " : "", name(scope)]) : "none"],
