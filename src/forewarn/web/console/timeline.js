@@ -8,6 +8,7 @@ const ROW = 26; // the height of a bar and the space around it
 const PAD = 5;
 const TOP = 26;
 const FOLD = 34;
+const FOLD_TEXT_MIN = 24;
 const BAR_MIN = 5;
 const TEXT_MIN = 30;
 const CHARACTER = 6.6;
@@ -24,6 +25,7 @@ const LEGEND = ["notice", "impact", "completed", "failed", "canceled"];
 
 export class Timeline {
   #zoom = 1;
+  #frame = 0;
 
   constructor(store) {
     this.store = store;
@@ -69,6 +71,11 @@ export class Timeline {
       return label;
     }));
     const width = Math.max(this.scroll.clientWidth - 2, WIDTH_MIN) * this.#zoom;
+    const isNew = !this.scroll.querySelector("svg");
+    const { scrollLeft: left, clientWidth } = this.scroll;
+    const isNowIn = (width) => Math.abs(this.scale.at(now()) - left - width / 2) < width / 2;
+    const wasNowShown = isNew || isNowIn(this.#frame); // before the window was resized
+    this.#frame = clientWidth;
     const scale = this.scale = makeScale(lanes.flatMap((lane) => lane.bars), width, (time) => this.#shorten(time));
     const height = lanes.reduce((sum, lane) => sum + lane.height, TOP);
     const picture = svg("svg", { width, height, role: "group", "aria-label": "Events by scope and update domain" },
@@ -76,11 +83,10 @@ export class Timeline {
         class: index % 2 ? "lane odd" : "lane", x: 0, y: lane.y, width, height: lane.height,
       })), axis(scale, height), lanes.map((lane) => lane.bars.map((bar) => this.#bar(bar, lane, scale))), nowLine(height));
     const focused = document.activeElement?.dataset?.event;
-    const isNew = !this.scroll.querySelector("svg");
-    const left = this.scroll.scrollLeft;
     this.scroll.replaceChildren(picture);
     this.tick();
-    this.scroll.scrollLeft = isNew ? scale.at(now()) - this.scroll.clientWidth * 0.6 : left;
+    const isLost = isNew || (wasNowShown && !isNowIn(clientWidth));
+    this.scroll.scrollLeft = isLost ? scale.at(now()) - clientWidth * 0.6 : left;
     if (focused) picture.querySelector(`[data-event="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   }
 
@@ -174,7 +180,10 @@ function arrange(bars) {
   return sorted;
 }
 
-/** Where a time is, in pixels. A gap between what happens is FOLD wide, however long it is. */
+/**
+ * Where a time is, in pixels. A gap between what happens is FOLD wide, however long it is, and less if
+ * there are so many that they would take more than half of the width.
+ */
 function makeScale(bars, width, shorten) {
   const margin = shorten(MARGIN);
   const spans = [...bars, { begin: now(), end: now() }].map(({ begin, end }) => [begin - margin, end + margin]);
@@ -185,11 +194,12 @@ function makeScale(bars, width, shorten) {
     else merged.push({ from, to });
   }
   const total = merged.reduce((sum, { from, to }) => sum + to - from, 0);
-  const pixels = Math.max(width - FOLD * (merged.length - 1), width / 2) / total;
+  const fold = Math.min(FOLD, width / 2 / merged.length);
+  const pixels = (width - fold * (merged.length - 1)) / total;
   let x = 0;
   for (const span of merged) {
     span.x = x;
-    x += (span.to - span.from) * pixels + FOLD;
+    x += (span.to - span.from) * pixels + fold;
   }
   const at = (time) => {
     const span = merged.findLast(({ from }) => from <= time) ?? merged[0];
@@ -199,7 +209,7 @@ function makeScale(bars, width, shorten) {
     const span = merged.findLast((each) => each.x <= place) ?? merged[0];
     return span.from + (place - span.x) / pixels;
   };
-  return { at, timeAt, pixels, spans: merged };
+  return { at, timeAt, pixels, fold, spans: merged };
 }
 
 function axis(scale, height) {
@@ -218,10 +228,10 @@ function axis(scale, height) {
     }
     const next = scale.spans[index + 1];
     if (!next) return;
-    marks.push(
-      svg("rect", { class: "fold", x: next.x - FOLD, width: FOLD, y: 0, height }),
-      svg("text", { class: "time fold", x: next.x - FOLD / 2, y: 15, "text-anchor": "middle" },
-        length(next.from - span.to).split(" ")[0]));
+    marks.push(svg("rect", { class: "fold", x: next.x - scale.fold, width: scale.fold, y: 0, height }));
+    if (scale.fold < FOLD_TEXT_MIN) return;
+    marks.push(svg("text", { class: "time fold", x: next.x - scale.fold / 2, y: 15, "text-anchor": "middle" },
+      length(next.from - span.to).split(" ")[0]));
   });
   return svg("g", { "aria-hidden": "true" }, marks);
 }
