@@ -6,6 +6,7 @@ import { STATES } from "./store.js";
 import { View } from "./view.js";
 
 const CHUNK = 2000; // tiles that are made before the browser may paint
+const TILE = "a.tile:not([hidden])";
 const DETAILED_MAX = 400; // tiles with names; more have the shape only
 
 export class FleetView extends View {
@@ -18,7 +19,7 @@ export class FleetView extends View {
     this.summary = h("p", { role: "status", class: "lead" });
     this.groups = h("div", { class: "fleet" });
     this.nothing = empty("No VM matches.", "Change or clear the filters.");
-    arrowKeys(this.groups, "a.tile:not([hidden])");
+    arrowKeys(this.groups, TILE);
     this.legend = h("ul", { class: "legend", "aria-label": "States" });
     this.append(
       h("h1", {}, "Fleet"), this.summary,
@@ -67,7 +68,7 @@ export class FleetView extends View {
       const rows = domains.map(([domain, vms]) => {
         made += vms.length;
         return h("div", { class: "domain" }, h("span", { class: "soft" }, `domain ${domain}`),
-          h("div", { class: "tiles" }, vms.sort((one, other) => byName(one.name, other.name)).map((vm, index) => this.tile(vm, index))));
+          h("div", { class: "tiles" }, vms.sort((one, other) => byName(one.name, other.name)).map((vm) => this.tile(vm))));
       });
       const kind = this.store.scopes.get(scope)?.kind ?? "";
       this.groups.append(h("section", { class: "card scope", "aria-label": `Scope ${scope}` },
@@ -89,9 +90,9 @@ export class FleetView extends View {
     set(this.state, Object.keys(STATES), (state) => STATES[state].word);
   }
 
-  tile(vm, index) {
+  tile(vm) {
     const tile = h("a", {
-      class: "tile", href: `#/vms/${encodeURIComponent(vm.name)}`, tabindex: index ? "-1" : "0", "data-name": vm.name,
+      class: "tile", href: `#/vms/${encodeURIComponent(vm.name)}`, tabindex: "-1", "data-name": vm.name,
     });
     this.tiles.set(vm.name, tile);
     this.paint(vm);
@@ -127,7 +128,10 @@ export class FleetView extends View {
       counts.set(tile.dataset.state, (counts.get(tile.dataset.state) ?? 0) + 1);
     }
     this.groups.classList.toggle("detailed", shown <= DETAILED_MAX);
-    for (const row of this.groups.querySelectorAll(".domain, .scope")) row.hidden = !row.querySelector(".tile:not([hidden])");
+    for (const row of this.groups.querySelectorAll(".domain, .scope")) row.hidden = !row.querySelector(TILE);
+    for (const row of this.groups.querySelectorAll(".domain:not([hidden])")) {
+      if (!row.querySelector(`${TILE}[tabindex="0"]`)) row.querySelector(TILE).setAttribute("tabindex", "0");
+    }
     const { size } = this.store.vms;
     this.nothing.hidden = shown > 0 || !size;
     const of = shown < size ? ` of ${size.toLocaleString()}` : "";
