@@ -203,7 +203,9 @@ def test_host_is_maintained_and_its_answer_changes(tmp_path: Path) -> None:
         expect(page.locator(".verdict")).to_contain_text("No:")
         page.get_by_role("button", name="Maintain").click()
         page.get_by_label("What is done to the VMs?").select_option("Reboot")
-        assert "restart. They are notified now; it starts at 12:15:00, in 15m" in confirm(page, "Maintain")
+        assert "restart. They are notified now; it starts at 12:15:00, in 15m" in confirm(
+            page, "Maintain"
+        )
         expect(page.get_by_role("dialog")).to_contain_text("announced.")
         page.get_by_role("button", name="Close").click()
         expect(page.locator(".verdict")).to_contain_text("has notice until")
@@ -233,6 +235,9 @@ def test_campaign_is_previewed_started_paused_and_resumed(tmp_path: Path) -> Non
         page.get_by_role("button", name="Cancel", exact=True).click()
         confirm(page, "Cancel the campaign")
         expect(page.locator(".head .badge")).to_have_text("canceled")
+        expect(page.locator(".answer")).to_have_text(
+            re.compile(r"0 of \d+ hosts done, \d canceled")
+        )
 
 
 def test_lost_connection_is_shown_and_recovers_without_reload(tmp_path: Path) -> None:
@@ -266,8 +271,16 @@ def test_fleet_is_filtered_and_walked_by_keyboard(busy: str) -> None:
         page.get_by_label("Host", exact=True).select_option("kvm-05")
         page.get_by_label("Search").fill("BATCH")
         shown_tiles = page.locator("a.tile:visible")
+        page.get_by_label("Search").fill("batch_19")
+        expect(shown_tiles).to_have_count(1)
+        page.get_by_label("State", exact=True).focus()
+        page.keyboard.press("Tab")
+        alone = page.evaluate("document.activeElement.dataset.name")
+        expect(shown_tiles).to_have_attribute("data-name", alone)
+        page.get_by_label("Search").fill("BATCH")
         expect(shown_tiles).to_have_count(3)
-        shown_tiles.first.focus()
+        page.get_by_label("State", exact=True).focus()
+        page.keyboard.press("Tab")
         first = page.evaluate("document.activeElement.dataset.name")
         page.keyboard.press("ArrowRight")
         second = page.evaluate("document.activeElement.dataset.name")
@@ -360,3 +373,73 @@ def test_lab_moves_its_clock_faults_a_vm_and_runs_a_scenario(tmp_path: Path) -> 
         page.get_by_label("Scenario", exact=True).select_option("user-restart")
         page.get_by_role("button", name="Run").click()
         expect(page.locator("main")).to_contain_text("user-restart passed (4 expectations)")
+
+
+def test_timeline_shows_now_after_many_events_far_apart(tmp_path: Path) -> None:
+    """Each gap takes some pixels: together they must not push the present out of the picture."""
+    with lab(tmp_path) as service, console(service.control) as shown:
+
+        def send(path: str, **body: float) -> None:
+            headers = {"Content-Type": "application/json"}
+            request = Request(
+                f"{service.control}/api/v1/{path}", json.dumps(body).encode(), headers
+            )
+            with urlopen(request, timeout=60) as response:
+                response.read()
+
+        for _ in range(18):
+            send("vms/web-0/restart")
+            send("clock/advance", seconds=4200)
+            poll(service.metadata, "web-0")
+        send("vms/web-0/restart")
+        page = shown.open()
+        expect(page.locator("a.bar")).to_have_count(19)
+        places = {}
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 800})
+            page.wait_for_function(
+                "document.querySelector('.picture svg').clientWidth < innerWidth * 2"
+            )
+            places[width] = page.evaluate(
+                "() => { const box = (each) => each.getBoundingClientRect();"
+                " const [now, frame, svg] = ['.now line', '.picture', '.picture svg']"
+                ".map((each) => box(document.querySelector(each)));"
+                " const bars = [...document.querySelectorAll('a.bar')].map((each) => box(each).right);"
+                " return [frame.left <= now.left && now.right <= frame.right,"
+                " Math.max(...bars) <= svg.right + 1]; }"
+            )
+
+    assert places == {1280: [True, True], 390: [True, True]}
+
+
+def test_event_that_is_over_shows_its_approvals_and_impacts(busy: str) -> None:
+    """The API has only live events; what its VMs see now has nothing to do with this one."""
+    with console(busy) as shown:
+        page = shown.open()
+        bar = page.locator("a.bar.failed")
+        shown.view(bar.get_attribute("href") or "")
+        document = page.get_by_role("region", name="Document")
+        expect(document).to_have_text("The event is over: its VMs no longer see it.")
+        expect(page.get_by_label("api-version")).to_be_hidden()
+        expect(page.get_by_role("region", name="Impacts")).to_contain_text("cache_5failed")
+
+
+def test_vm_whose_own_impact_succeeded_is_not_failed(tmp_path: Path) -> None:
+    """Two VMs of one event, and only the impact on the second one fails."""
+    entries = [
+        {"what": "failed", "resources": ["web-0", "web-1"]},
+        {"what": "impact-failed", "vm": "web-1", "resources": ["web-1"]},
+        {"what": "impacted", "vm": "web-0", "resources": ["web-0"]},
+        {"what": "started", "resources": ["web-0", "web-1"]},
+    ]
+    common = {"event": "E", "type": "Reboot", "scope": "web", "at": "2030-01-31T11:00:00Z"}
+    common |= {"vm": "", "host": "", "by": "", "detail": "", "description": ""}
+    history = [{**common, "number": 4 - place, **each} for place, each in enumerate(entries)]
+    with lab(tmp_path) as service, console(service.control) as shown:
+        shown.page.route(
+            "**/api/v1/history?limit=1000*",
+            lambda route: route.fulfill(json={"history": history, "total": 4, "next": None}),
+        )
+        page = shown.open("#/fleet")
+        expect(page.locator('[data-name="web-1"]')).to_have_attribute("data-state", "failed")
+        expect(page.locator('[data-name="web-0"]')).to_have_attribute("data-state", "quiet")

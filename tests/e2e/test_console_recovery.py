@@ -87,7 +87,9 @@ def test_read_that_failed_is_tried_again(tmp_path: Path, loss: str) -> None:
         shown.allowed += [*OFFLINE, "status of 503"]
         page = shown.open()
         expect(page.locator("#live")).to_have_text("Live")
-        page.route("**/api/v1/events?*", refuse if loss == "refused" else lambda route: route.abort())
+        page.route(
+            "**/api/v1/events?*", refuse if loss == "refused" else lambda route: route.abort()
+        )
         service.forewarn("vm", "restart", "web-0")
         expect(page.locator("#live")).to_have_text(re.compile("Stale since .*; trying again"))
         page.unroute("**/api/v1/events?*")

@@ -79,6 +79,7 @@ export class CampaignView extends View {
   content(campaign) {
     const { hosts } = campaign;
     const over = hosts.done + hosts.skipped + hosts.failed;
+    const left = hosts.total - hosts.done - hosts.failed - hosts.in_progress;
     const waves = Math.floor((campaign.waves * over) / Math.max(hosts.total, 1));
     const estimate = campaign.estimated_end ? ["probably ", relative(campaign.estimated_end)] : "not known while it is paused";
     const waitsFor = campaign.waiting_for || (campaign.state === "paused" ? "somebody to resume the campaign" : "nothing");
@@ -90,7 +91,8 @@ export class CampaignView extends View {
       this.actions(campaign),
       h("div", { class: "card" },
         h("p", { class: "answer" },
-          `${hosts.done} of ${count(hosts.total, "host")} done, about ${waves} of ${count(campaign.waves, "planned wave")}`),
+          `${hosts.done} of ${count(hosts.total, "host")} done, `, campaign.state === "canceled"
+            ? `${left} canceled` : `about ${waves} of ${count(campaign.waves, "planned wave")}`),
         bar(campaign),
         h("ul", { class: "legend" }, counts.map((each) => h("li", {}, `${hosts[each]} ${each.replace("_", " ")}`))),
         definitions([

@@ -9,6 +9,7 @@ import { describeMissing } from "./now.js";
 import { View } from "./view.js";
 
 const ENTRIES_MAX = 200;
+const IMPACTS = { impacted: "done", "impact-failed": "failed" };
 
 export class EventView extends View {
   build() {
@@ -66,7 +67,7 @@ export class EventView extends View {
 
   /** Who approved, and when: the event has the names, the history the times. */
   approvals(event) {
-    if (!event.approvals.length) return "none yet";
+    if (!event.approvals.length) return event.ended_at ? "none" : "none yet";
     return h("ul", { class: "plain" }, event.approvals.map((who) => {
       const entry = this.entries.find((each) => each.what === "approved" && (each.vm || "operator") === who)
         ?? this.entries.find((each) => each.what === "approved");
@@ -84,6 +85,12 @@ export class EventView extends View {
   }
 
   over(past) {
+    // The newest entry of a VM says how its impact ended: earlier attempts may have failed.
+    const impacts = new Map();
+    for (const { what, vm, detail } of this.entries.filter((entry) => entry.what in IMPACTS).reverse()) {
+      impacts.set(vm, { vm, state: IMPACTS[what], tries: (impacts.get(vm)?.tries ?? 0) + 1, detail });
+    }
+    const approvals = this.entries.filter((entry) => entry.what === "approved").map((entry) => entry.vm || "operator");
     const kind = past?.how === "failed" ? "failed" : past?.how === "canceled" ? "stopped" : "quiet";
     if (!past?.type) {
       return [h("h1", {}, "Event ", h("code", {}, this.detail)),
@@ -96,16 +103,18 @@ export class EventView extends View {
         past.created_at ? ["Announced", clockTime(past.created_at)] : null,
         past.started_at ? ["Started", clockTime(past.started_at)] : null,
         past.ended_at ? ["Ended", [clockTime(past.ended_at), ", ", relative(past.ended_at)]] : null,
+        ["Approvals", this.approvals({ ...past, approvals })],
         ["Id", h("code", {}, past.id)],
       ])),
+      impacts.size ? [h("h2", {}, "Impacts"), this.impacts({ impacts: [...impacts.values()] })] : "",
     ];
   }
 
   async showDocument() {
-    const scope = this.store.events.get(this.detail)?.scope ?? this.store.past.get(this.detail)?.scope;
-    this.raw.hidden = !scope;
+    const scope = this.store.events.get(this.detail)?.scope;
+    this.raw.hidden = this.version.parentElement.hidden = !scope;
     if (!scope) {
-      this.document.textContent = "The scope of the event is not known.";
+      this.document.textContent = "The event is over: its VMs no longer see it.";
       return;
     }
     const address = path`scopes/${scope}/document?api_version=${this.version.value}`;

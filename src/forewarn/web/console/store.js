@@ -245,7 +245,7 @@ export class Store extends EventTarget {
   /** Build events of the past from the history: the API has only live ones. */
   #remember(entry) {
     if (!entry.event) return;
-    const event = this.past.get(entry.event) ?? { id: entry.event, resources: [] };
+    const event = this.past.get(entry.event) ?? { id: entry.event, resources: [], done: [] };
     event.type = entry.type ?? event.type;
     event.scope = entry.scope || event.scope;
     event.update_domain ??= this.vms.get(entry.resources[0])?.update_domain;
@@ -253,10 +253,14 @@ export class Store extends EventTarget {
     if (entry.what === "scheduled") Object.assign(event, { created_at: at, not_before: notBefore, resources });
     if (entry.what === "extended") event.not_before = notBefore;
     if (entry.what === "started") Object.assign(event, { started_at: at, resources });
+    if (entry.what === "impacted") {
+      event.done.push(entry.vm);
+      this.#failedAt.delete(entry.vm);
+    }
     if (ENDED.includes(entry.what)) {
       Object.assign(event, { ended_at: at, how: entry.what });
       for (const vm of event.resources) {
-        if (entry.what === "failed") this.#failedAt.set(vm, new Date(at));
+        if (entry.what === "failed" && !event.done.includes(vm)) this.#failedAt.set(vm, new Date(at));
         if (entry.what === "completed") this.#failedAt.delete(vm);
       }
     }
