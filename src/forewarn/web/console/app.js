@@ -26,6 +26,9 @@ const VIEWS = [
 const DETAILS = { vms: VmView, hosts: HostView, events: EventView, campaigns: CampaignView };
 const PARENTS = { vms: "fleet", events: "" };
 
+for (const view of [...VIEWS.map((each) => each[2]), ...Object.values(DETAILS), NewCampaignView]) {
+  customElements.define(`console-${view.name.toLowerCase()}`, view);
+}
 const main = document.querySelector("main");
 const nav = document.querySelector("nav");
 const live = document.querySelector("#live");

@@ -12,14 +12,8 @@ const NEXT_TEXT = "each host starts when its notice has passed or its VMs have a
 const BADGES = { running: "impact", paused: "notice", done: "quiet", canceled: "stopped" };
 
 function bar({ hosts }) {
-  const over = hosts.done + hosts.skipped + hosts.failed;
-  const parts = [["done", hosts.done], ["failed", hosts.failed + hosts.skipped], ["impact", hosts.in_progress], ["rest", hosts.waiting]];
-  return h("span", { class: "progress", role: "img", "aria-label": `${over} of ${hosts.total} hosts are over` },
-    parts.filter(([, number]) => number).map(([kind, number]) => {
-      const part = h("span", { class: kind });
-      part.style.flexGrow = number;
-      return part;
-    }));
+  const value = hosts.done + hosts.skipped + hosts.failed;
+  return h("progress", { value, max: hosts.total, "aria-label": `${value} of ${hosts.total} hosts are over` });
 }
 
 export class CampaignsView extends View {
@@ -221,7 +215,3 @@ export class NewCampaignView extends View {
     ];
   }
 }
-
-customElements.define("campaigns-view", CampaignsView);
-customElements.define("campaign-view", CampaignView);
-customElements.define("new-campaign-view", NewCampaignView);

@@ -20,7 +20,6 @@ export class EventView extends View {
     this.raw = h("a", { target: "_blank", rel: "noopener" }, "As sent, byte for byte");
     this.document = h("pre", { tabindex: "0", role: "region", "aria-label": "Document" });
     this.rows = table("History of the event", HISTORY_COLUMNS);
-    this.entries = [];
     this.append(this.facts,
       h("h2", {}, "What its VMs see"),
       h("div", { class: "filters" }, field("api-version", this.version), this.raw), this.document,
@@ -29,7 +28,8 @@ export class EventView extends View {
 
   async update({ isAll, events }) {
     if (!isAll && !events.has(this.detail)) return;
-    if (isAll) await this.readHistory();
+    this.entries = (await get(path`history?limit=${ENTRIES_MAX}&event=${this.detail}`)).history;
+    keyed(this.rows.body, this.entries, (entry) => entry.number, (entry) => historyRow(this.rows, entry));
     this.showFacts();
     await this.showDocument();
   }
@@ -121,22 +121,4 @@ export class EventView extends View {
     this.raw.setAttribute("href", `/api/v1/${address}`);
     this.document.textContent = JSON.stringify(await get(address), null, 2);
   }
-
-  async readHistory() {
-    const page = await get(path`history?limit=${ENTRIES_MAX}&event=${this.detail}`);
-    this.entries = page.history;
-    this.showHistory();
-  }
-
-  showHistory() {
-    keyed(this.rows.body, this.entries, (entry) => entry.number, (entry) => historyRow(this.rows, entry));
-  }
-
-  entry(entry) {
-    if (entry.event !== this.detail) return;
-    this.entries = [entry, ...this.entries.filter((each) => each.number !== entry.number)].slice(0, ENTRIES_MAX);
-    this.showHistory();
-  }
 }
-
-customElements.define("event-view", EventView);

@@ -34,8 +34,7 @@ export class FleetView extends View {
   }
 
   async update({ isAll, vms = [] }) {
-    const isOther = (vm) => this.tiles.has(vm) !== this.store.vms.has(vm);
-    if (isAll ? this.layoutKey() !== this.layout : [...vms].some(isOther)) {
+    if (this.layoutKey() !== this.layout) {
       await this.draw();
       return;
     }
@@ -142,5 +141,3 @@ export class FleetView extends View {
     (item, [each, { word }]) => setText(item.lastChild, counts.has(each) ? `${word} ${counts.get(each).toLocaleString()}` : word));
   }
 }
-
-customElements.define("fleet-view", FleetView);

@@ -64,12 +64,6 @@ export function relative(time) {
   return h("time", { datetime: time, title: clockTime(time), class: "relative" }, fromNow(time));
 }
 
-export function setRelative(element, time) {
-  element.setAttribute("datetime", time);
-  element.setAttribute("title", clockTime(time));
-  setText(element, fromNow(time));
-}
-
 /** Called every second: the texts of all relative times on the page. */
 export function tick() {
   for (const element of document.querySelectorAll("time.relative")) {

@@ -22,7 +22,6 @@ const BADGES = {
   failed: "failed", "impact-failed": "failed", canceled: "stopped",
 };
 const EXPORT_MAX = 100_000;
-const SHOWN_MAX = 2000;
 
 export function historyRow(rows, entry) {
   const vms = entry.resources.length ? entry.resources : [entry.vm].filter(Boolean);
@@ -56,8 +55,9 @@ export class HistoryView extends View {
     this.entries = [];
   }
 
-  async update({ isAll }) {
-    if (isAll && !this.entries.length) await this.read();
+  /** Older pages, once they are shown, stay as they are. */
+  async update() {
+    if (!this.isPaged) await this.read();
   }
 
   query() {
@@ -81,6 +81,7 @@ export class HistoryView extends View {
       const page = await get(`history?${query}`);
       if (this.reading !== reading) return; // the filters have changed since
       this.entries = cursor ? [...this.entries, ...page.history] : page.history;
+      this.isPaged = cursor !== null;
       this.next = page.next;
       setOutcome(this.output, "");
     } catch (error) {
@@ -94,16 +95,6 @@ export class HistoryView extends View {
     this.none.hidden = this.entries.length > 0;
     this.rows.element.hidden = !this.entries.length;
     keyed(this.rows.body, this.entries, (entry) => entry.number, (entry) => historyRow(this.rows, entry));
-  }
-
-  entry(entry) {
-    const wanted = this.query();
-    const is = (filter, ...values) => !wanted.has(filter) || values.includes(wanted.get(filter));
-    const isWanted = is("vm", entry.vm, ...entry.resources) && is("scope", entry.scope)
-      && is("host", entry.host, entry.host_before) && is("event", entry.event) && is("what", entry.what);
-    if (!isWanted || this.entries.some((each) => each.number === entry.number)) return;
-    this.entries = [entry, ...this.entries].slice(0, SHOWN_MAX);
-    this.show();
   }
 
   async export(kind) {
@@ -144,5 +135,3 @@ function cell(value) {
   const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
   return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
-
-customElements.define("history-view", HistoryView);

@@ -126,6 +126,3 @@ export class HostView extends View {
       h("span", { "aria-hidden": "true" }, `${shape} `), name(vm.name), h("span", { class: "hidden" }, `: ${word}`)));
   }
 }
-
-customElements.define("hosts-view", HostsView);
-customElements.define("host-view", HostView);

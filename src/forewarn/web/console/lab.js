@@ -87,11 +87,7 @@ export class LabView extends View {
   }
 
   showSettings() {
-    const { properties, required = [] } = this.schemas.get(this.kind.value);
-    const shared = ["fault", "vms"];
-    const names = Object.keys(properties).filter((each) => !shared.includes(each));
-    const [first] = required.filter((each) => !shared.includes(each));
-    this.settings.setAttribute("placeholder", `${first ? `${first}=… ` : ""}for=2m`);
+    const names = Object.keys(this.schemas.get(this.kind.value).properties);
     this.settings.setAttribute("title", `Accepted: ${names.join(", ")}`);
   }
 
@@ -166,5 +162,3 @@ export class LabView extends View {
     this.run.disabled = false;
   }
 }
-
-customElements.define("lab-view", LabView);

@@ -2,7 +2,7 @@
 
 import { eventActions } from "./actions.js";
 import { badge, empty, h, keyed, links, link, name, setText, show, table } from "./dom.js";
-import { clockTime, count, relative, setRelative } from "./format.js";
+import { clockTime, count, relative } from "./format.js";
 import { STATES } from "./store.js";
 import { Timeline } from "./timeline.js";
 import { View } from "./view.js";
@@ -85,8 +85,7 @@ export class NowView extends View {
     setText(this.more, `${waiting.length - ROWS_MAX} more wait, with later deadlines.`);
     keyed(this.rows.body, waiting.slice(0, ROWS_MAX), (event) => event.id, (event) => this.row(event), (row, event) => {
       const [, , start, missing, actions] = row.children;
-      setRelative(start.querySelector("time"), event.not_before);
-      setText(start.querySelector("small"), clockTime(event.not_before));
+      show(start, event.not_before, () => [relative(event.not_before), h("small", {}, clockTime(event.not_before))]);
       show(missing, `${event.approvals}`, () => h("span", {}, describeMissing(this.store, event)));
       show(actions, event.not_before, () => eventActions(this.store, event) ?? "");
     });
@@ -95,7 +94,7 @@ export class NowView extends View {
   row(event) {
     return this.rows.row(
       [h("a", { href: `#/events/${event.id}` }, badge("notice", event.type)), h("small", {}, name(event.scope))],
-      links("vms", event.resources), [relative(event.not_before), h("small")], "", "",
+      links("vms", event.resources), "", "", "",
     );
   }
 }
@@ -107,5 +106,3 @@ function describe({ impact, notice, waiting }) {
   if (notice) parts.push(`${impact ? notice : count(notice, "event")} in notice`);
   return `${parts.join(", ")}${waiting ? `; ${waiting} waiting for approval` : ""}.`;
 }
-
-customElements.define("now-view", NowView);

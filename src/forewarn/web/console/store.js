@@ -156,8 +156,8 @@ export class Store extends EventTarget {
     if (error.status === 401) this.dispatchEvent(new Event("signed-out"));
     const isLost = error.status === 0 && this.#isOpen;
     this.#isRead = false;
-    if (isLost) this.#isOpen = false;
     if (isLost) this.#reconnect();
+    this.#isOpen &&= !isLost;
     this.#mark({ isAll: true }, RETRY_MILLISECONDS);
     this.#showLive();
   }

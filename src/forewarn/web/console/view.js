@@ -7,8 +7,7 @@ import { h } from "./dom.js";
 export class View extends HTMLElement {
   #stop = new AbortController();
   #problem = h("div", { class: "card", role: "alert" });
-  #isBusy = false;
-  #next = null;
+  #last = Promise.resolve();
 
   async connectedCallback() {
     this.build();
@@ -30,18 +29,9 @@ export class View extends HTMLElement {
   }
 
   /** One update after the other: a slow response must not overwrite a newer one. */
-  async redraw(change) {
-    this.#next = { isAll: true };
-    if (this.#isBusy) return;
-    this.#isBusy = true;
-    try {
-      for (let current = change; current; current = this.#next) {
-        this.#next = null;
-        await this.#try(current);
-      }
-    } finally {
-      this.#isBusy = false;
-    }
+  redraw(change) {
+    this.#last = this.#last.then(() => this.isConnected && this.#try(change));
+    return this.#last;
   }
 
   async #try(change) {

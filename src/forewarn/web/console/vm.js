@@ -46,5 +46,3 @@ export class VmView extends View {
     ];
   }
 }
-
-customElements.define("vm-view", VmView);
