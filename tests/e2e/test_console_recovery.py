@@ -136,7 +136,7 @@ def test_view_that_was_not_available_recovers(tmp_path: Path) -> None:
 
 
 def test_confirmation_says_what_is_true_when_it_opens(tmp_path: Path) -> None:
-    """The rate of a lab changes without an entry of the history; so does a scope that goes silent."""
+    """The rate of a lab changes without an entry, and so does a scope that nobody polls."""
     with lab(tmp_path) as service, console(service.control) as shown:
         page = shown.open("#/vms/web-0")
         expect(page.locator("#live")).to_have_text("Live")

@@ -218,8 +218,7 @@ const NEXT = {
 export function explain(error) {
   if (!(error instanceof ApiError)) throw error;
   const message = error.message.replace(/\.$/, "");
-  const advice = NEXT[error.status] ?? "";
-  return `${message[0].toUpperCase()}${message.slice(1)}. ${advice}`.trim();
+  return `${message[0].toUpperCase()}${message.slice(1)}. ${NEXT[error.status] ?? ""}`.trim();
 }
 
 export async function signOut() {

@@ -111,17 +111,13 @@ async function start() {
   try {
     await store.start();
   } catch (error) {
-    if (error instanceof ApiError && error.status === 401) {
-      showSignIn();
-      return;
-    }
+    if (error instanceof ApiError && error.status === 401) return showSignIn();
     main.replaceChildren(h("h1", {}, "Not available"), h("p", { role: "alert" }, explain(error)));
-    setTimeout(start, RETRY_MILLISECONDS);
-    return;
+    return setTimeout(start, RETRY_MILLISECONDS);
   }
   showFrame();
   route();
-  window.addEventListener("hashchange", () => {
+  return window.addEventListener("hashchange", () => {
     if (location.hash === "#main") return; // the link that skips the navigation
     route();
     main.focus({ preventScroll: true });

@@ -1,7 +1,7 @@
 // Campaigns: waves planned against done, what the next host waits for, and a preview before the start.
 
 import { ask, explain, mayAct } from "./actions.js";
-import { get, getAll, path, post } from "./api.js";
+import { get, path, post } from "./api.js";
 import { badge, button, definitions, empty, field, h, keyed, link, name, setText, show, table } from "./dom.js";
 import { clockTime, count, relative } from "./format.js";
 import { View } from "./view.js";
@@ -47,27 +47,13 @@ export class CampaignsView extends View {
 
 export class CampaignView extends View {
   build() {
-    this.hosts = new Map(); // what the history says of each host
     this.every(REFRESH_MILLISECONDS, () => this.redraw({ campaigns: true }));
   }
 
   async update({ isAll, campaigns }) {
     if (!isAll && !campaigns) return;
-    const [campaign] = await Promise.all([get(path`campaigns/${this.detail}`), isAll ? this.readHosts() : null]);
-    show(this, JSON.stringify([campaign, [...this.hosts]]), () => this.content(campaign));
-  }
-
-  async readHosts() {
-    const entries = await getAll("history", { limit: 1000, max: 2000, query: "&what=campaign" });
-    entries.reverse().forEach((entry) => this.remember(entry));
-  }
-
-  remember({ detail, host }) {
-    if (host && detail.startsWith(`${this.detail} `)) this.hosts.set(host, detail.slice(this.detail.length + 1));
-  }
-
-  entry(entry) {
-    if (entry.what === "campaign") this.remember(entry);
+    const campaign = await get(path`campaigns/${this.detail}`);
+    show(this, JSON.stringify(campaign), () => this.content(campaign));
   }
 
   content(campaign) {
@@ -103,18 +89,12 @@ export class CampaignView extends View {
     ];
   }
 
-  /** The hosts in the order of the plan: over, in progress, waiting. */
+  /** Hosts with a problem, in progress, and waiting: those that are done need nobody. */
   hostTable(campaign) {
     const rows = table("Hosts", ["Host", "State", "Details"]);
-    const running = new Set(campaign.in_progress.map((run) => run.host));
-    const problems = new Map(campaign.skipped_hosts.map((each) => [each.host, each]));
-    const waiting = new Set(campaign.waiting_hosts);
-    const over = [...this.hosts.keys()].filter((host) => !running.has(host) && !waiting.has(host));
     const row = (host, kind, state, ...details) => rows.body.append(rows.row(link("hosts", host), badge(kind, state), details));
-    for (const host of over.slice(-HOSTS_SHOWN_MAX)) {
-      const problem = problems.get(host);
-      if (problem) row(host, "failed", problem.is_failed ? "failed" : "skipped", problem.why);
-      else row(host, "quiet", "done", "");
+    for (const { host, is_failed: isFailed, why } of campaign.skipped_hosts.slice(-HOSTS_SHOWN_MAX)) {
+      row(host, "failed", isFailed ? "failed" : "skipped", why);
     }
     for (const run of campaign.in_progress) {
       row(run.host, "impact", run.phase, `waits for ${run.waiting_for}`, run.until ? [" ", relative(run.until)] : "");

@@ -33,13 +33,10 @@ export class FleetView extends View {
     return h("select", { id, onchange: () => this.filter() }, h("option", { value: "" }, all));
   }
 
-  async update({ isAll, vms = [] }) {
-    if (this.layoutKey() !== this.layout) {
-      await this.draw();
-      return;
-    }
+  update({ isAll, vms = [] }) {
+    if (this.layoutKey() !== this.layout) return this.draw();
     for (const vm of isAll ? this.store.vms.keys() : vms) if (this.tiles.has(vm)) this.paint(this.store.vms.get(vm));
-    this.filter();
+    return this.filter();
   }
 
   /** Which tile is where: while this stays, tiles are repainted and not made again. */

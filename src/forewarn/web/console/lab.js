@@ -44,9 +44,8 @@ export class LabView extends View {
   }
 
   scenarioPart() {
-    this.scenario = h("select", { id: "scenario" });
+    this.scenario = h("select", { id: "scenario", onchange: () => this.showAbout() });
     this.about = h("p", { class: "soft" });
-    this.scenario.addEventListener("change", () => this.showAbout());
     this.report = h("pre", { tabindex: "0", role: "region", "aria-label": "Report of the scenario", hidden: true });
     this.verdict = h("p", { role: "status" });
     this.run = button("Run", () => this.runScenario(), { class: "primary" });

@@ -66,14 +66,10 @@ export class Store extends EventTarget {
     const [least, most] = REREAD_MILLISECONDS;
     const reread = Math.min(most, Math.max(least, this.session.silent_seconds * 500));
     setInterval(() => this.#mark({ isAll: true }), reread);
-    setInterval(() => this.#check(), CHECK_MILLISECONDS);
+    // A lost server is noticed by the stream, or here where a network has lost it silently.
+    const hasDaemons = () => [...this.hosts.values()].some((host) => host.daemon);
+    setInterval(() => this.#mark(hasDaemons() ? { session: true, hosts: true } : { session: true }), CHECK_MILLISECONDS);
     if (this.session.is_lab) setInterval(() => this.readClock().catch((error) => this.#fail(error)), CLOCK_MILLISECONDS);
-  }
-
-  /** A lost server is noticed by the stream, or here where a network has lost it silently. */
-  #check() {
-    this.#mark({ session: true });
-    if ([...this.hosts.values()].some((host) => host.daemon)) this.#mark({ hosts: true });
   }
 
   async readClock() {
@@ -174,7 +170,6 @@ export class Store extends EventTarget {
     if (what === "left") dirty.left.add(entry.vm);
     if (what === "campaign") dirty.campaigns = true;
     if (event || OF_VMS.includes(what)) dirty.hosts = true;
-    this.dispatchEvent(new CustomEvent("entry", { detail: entry }));
     this.#mark({});
   }
 

@@ -1,7 +1,7 @@
 // Events in time: a lane for each scope and update domain, so that "one at a time" can be seen.
 // A bar is the notice (hatched) and then the impact (solid). Time in which nothing happens is folded.
 
-import { button, empty, h, svg } from "./dom.js";
+import { badge, button, empty, h, svg } from "./dom.js";
 import { byName, clockTime, fromNow, length, now, shortTime } from "./format.js";
 
 const ROW = 26; // the height of a bar and the space around it
@@ -35,12 +35,11 @@ export class Timeline {
     this.body = h("div", { class: "card timeline" }, this.labels, this.scroll, this.details);
     this.out = button("−", () => this.#zoomBy(0.5), { "aria-label": "Zoom out" });
     this.in = button("+", () => this.#zoomBy(2), { "aria-label": "Zoom in" });
-    this.fit = button("Fit", () => this.#zoomBy(0), { "aria-label": "Fit the timeline to the page" });
-    const legend = LEGEND.map((kind) => h("li", {}, sample(kind), kind));
+    const legend = LEGEND.map((kind) => h("li", {}, badge(kind, kind)));
     this.element = h("section", { "aria-labelledby": "timeline" },
       h("div", { class: "head" }, h("h2", { id: "timeline" }, "Timeline"),
         h("ul", { class: "legend" }, legend),
-        h("div", { class: "actions" }, this.out, this.in, this.fit)),
+        h("div", { class: "actions" }, this.out, this.in)),
       this.body);
     new ResizeObserver(() => this.update()).observe(this.scroll);
   }
@@ -57,7 +56,7 @@ export class Timeline {
   update() {
     const bars = this.#bars();
     const lanes = arrange(bars).slice(0, LANES_MAX);
-    this.out.disabled = this.fit.disabled = this.#zoom <= 1;
+    this.out.disabled = this.#zoom <= 1;
     if (!lanes.length) {
       this.labels.replaceChildren();
       this.scroll.replaceChildren(empty("Nothing in the last 24 hours, and nothing planned.",
@@ -248,12 +247,6 @@ function hatch() {
   return svg("defs", {}, svg("pattern", pattern,
     svg("rect", { class: "hatch-ground", width: 6, height: 6 }),
     svg("line", { class: "hatch-line", x1: 0, y1: 0, x2: 0, y2: 6 })));
-}
-
-function sample(how) {
-  const part = how === "notice" || how === "canceled" ? "notice" : "impact";
-  return svg("svg", { width: 20, height: 12, class: `bar ${how}`, "aria-hidden": "true" },
-    hatch(), svg("rect", { class: part, x: 0.5, y: 0.5, width: 19, height: 11, rx: 2 }));
 }
 
 const cut = (text, most) => (text.length > most ? `${text.slice(0, Math.max(most - 1, 1))}…` : text);

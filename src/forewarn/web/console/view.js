@@ -13,7 +13,6 @@ export class View extends HTMLElement {
     this.build();
     const options = { signal: this.#stop.signal };
     this.store.addEventListener("change", (event) => this.redraw(event.detail), options);
-    this.store.addEventListener("entry", (event) => this.entry(event.detail), options);
     await this.redraw({ isAll: true });
     this.parentElement?.setAttribute("data-ready", "");
   }
@@ -30,7 +29,7 @@ export class View extends HTMLElement {
 
   /** One update after the other: a slow response must not overwrite a newer one. */
   redraw(change) {
-    this.#last = this.#last.then(() => this.isConnected && this.#try(change));
+    this.#last = this.#last.catch(() => {}).then(() => this.isConnected && this.#try(change));
     return this.#last;
   }
 
@@ -51,7 +50,4 @@ export class View extends HTMLElement {
 
   /** Show the store's content. `change` has `isAll`, or what changed: `vms`, `events`, `hosts`, `campaigns`. */
   update() {}
-
-  /** An entry of the history has arrived. */
-  entry() {}
 }
