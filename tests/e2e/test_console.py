@@ -404,7 +404,8 @@ def test_timeline_shows_now_after_many_events_far_apart(tmp_path: Path) -> None:
                 "() => { const box = (each) => each.getBoundingClientRect();"
                 " const [now, frame, svg] = ['.now line', '.picture', '.picture svg']"
                 ".map((each) => box(document.querySelector(each)));"
-                " const bars = [...document.querySelectorAll('a.bar')].map((each) => box(each).right);"
+                " const bars = [...document.querySelectorAll('a.bar')]"
+                ".map((each) => box(each).right);"
                 " return [frame.left <= now.left && now.right <= frame.right,"
                 " Math.max(...bars) <= svg.right + 1]; }"
             )
