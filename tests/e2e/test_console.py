@@ -395,11 +395,10 @@ def test_timeline_shows_now_after_many_events_far_apart(tmp_path: Path) -> None:
         page = shown.open()
         expect(page.locator("a.bar")).to_have_count(19)
         places = {}
+        is_drawn = "document.querySelector('.picture svg').clientWidth < innerWidth * 2"
         for width in (1280, 390):
             page.set_viewport_size({"width": width, "height": 800})
-            page.wait_for_function(
-                "document.querySelector('.picture svg').clientWidth < innerWidth * 2"
-            )
+            eventually(lambda: page.evaluate(is_drawn))
             places[width] = page.evaluate(
                 "() => { const box = (each) => each.getBoundingClientRect();"
                 " const [now, frame, svg] = ['.now line', '.picture', '.picture svg']"

@@ -18,7 +18,7 @@ def test_campaign_whose_reply_was_lost_is_not_started_twice(tmp_path: Path) -> N
     keys: list[str | None] = []
 
     def lose_first(route: Route) -> None:
-        body = route.request.post_data_json
+        body = route.request.post_data_json or {}
         if route.request.method != "POST" or body.get("plan"):
             route.continue_()
             return
