@@ -1,5 +1,5 @@
 # Every command of this repository. Each target sets up what it needs; a second run is quick.
-.PHONY: install demo test test-all test-system test-vm check agent bench sim chaos screenshots size clean
+.PHONY: install demo test test-all test-system test-vm check agent bench sim chaos screenshots docs size clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -15,6 +15,8 @@ SEEDS ?= 500
 MINUTES ?= 60
 # Without its recommended packages Chromium has no font.
 CHROMIUM := "chromium=chromium fonts-dejavu-core"
+
+MERMAID := mermaid@11.17.2
 
 install: $(READY)
 
@@ -81,6 +83,17 @@ screenshots: $(READY)
 	@echo "== taking screenshots of the console"
 	@$(BIN)/python -m tools.screenshots
 	@pngquant --force --ext .png docs/images/*.png  # few colours: a third of the size
+
+# A site from the same Markdown, in build/docs. Mermaid draws its diagrams in the browser, from the site's own files.
+docs: $(READY)
+	@sh tools/need.sh npm=npm
+	@echo "== building the documentation in build/docs"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]' > $(VENV)/docs.log 2>&1 || { cat $(VENV)/docs.log; exit 1; }
+	@mkdir -p build/mermaid && npm pack --silent --pack-destination build $(MERMAID) > build/mermaid.name
+	@tar -xzf build/$$(cat build/mermaid.name) -C build/mermaid --strip-components=2 --exclude='*.map' \
+		package/dist/mermaid.esm.min.mjs package/dist/chunks/mermaid.esm.min
+	@$(BIN)/sphinx-build -q -W --keep-going -c docs . build/docs
+	@echo '<!doctype html><meta http-equiv="refresh" content="0; url=docs/README.html"><title>Forewarn</title>' > build/docs/index.html
 
 size:
 	@$(PYTHON) tools/size.py
