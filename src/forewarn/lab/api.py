@@ -141,7 +141,7 @@ class LabRoutes(Controller):
         return FaultView(view_fault(await lab.add_fault(parse_fault(values))))
 
     @get("/faults/schema")
-    async def fault_schema(self) -> Response[dict[str, Any]]:
+    async def show_fault_schema(self) -> Response[dict[str, Any]]:
         """Returns the JSON Schema of a fault."""
         return Response(SCHEMA)
 

@@ -19,16 +19,16 @@ from forewarn.web.control.error_handlers import EXCEPTION_HANDLERS
 from forewarn.web.control.idempotency import Idempotency
 from forewarn.web.control.openapi import make_openapi_config, openapi_json
 from forewarn.web.control.routes.campaign import CampaignController
-from forewarn.web.control.routes.console import console_file, landing
+from forewarn.web.control.routes.console import console_file, show_entry_points
 from forewarn.web.control.routes.event import EventController
 from forewarn.web.control.routes.fleet import FleetController
-from forewarn.web.control.routes.health import healthz, readyz
+from forewarn.web.control.routes.health import check_health, check_readiness
 from forewarn.web.control.routes.history import HistoryController, make_filter
 from forewarn.web.control.routes.host import HostController
 from forewarn.web.control.routes.hostd import HostDaemonController
 from forewarn.web.control.routes.scope import ScopeController
 from forewarn.web.control.routes.session import SessionController
-from forewarn.web.control.routes.stream import follow
+from forewarn.web.control.routes.stream import follow_stream
 from forewarn.web.control.routes.token import TokenController
 from forewarn.web.control.routes.vm import VmController
 from forewarn.web.service import Service
@@ -45,10 +45,10 @@ STREAM = "/api/v1/stream"
 """The only GET whose response has no end, so HEAD cannot be served by it."""
 
 ROUTES: tuple[ControllerRouterHandler, ...] = (
-    landing,
+    show_entry_points,
     console_file,
-    healthz,
-    readyz,
+    check_health,
+    check_readiness,
     docs,
     openapi_json,
     FleetController,
@@ -60,7 +60,7 @@ ROUTES: tuple[ControllerRouterHandler, ...] = (
     TokenController,
     SessionController,
     HistoryController,
-    follow,
+    follow_stream,
     CampaignController,
 )
 

@@ -12,7 +12,8 @@ from typing import Any
 from litestar import MediaType, Request, Response, get
 from litestar.config.response_cache import CACHE_FOREVER
 
-from forewarn.web.control.openapi import Json, openapi_document, resolve
+from forewarn.web.control.examples import Json, describe_type, make_example, resolve
+from forewarn.web.control.openapi import openapi_document
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -53,6 +54,9 @@ def render(document: Json) -> str:
         f"<h2>{escape(tag)}</h2>\n" + "".join(_operation(*row[1:], schemas) for row in rows)
         for tag, rows in groupby(operations, key=lambda row: row[0])
     )
+    types = "".join(
+        _table(escape(name), _fields(schema, schemas)) for name, schema in sorted(schemas.items())
+    )
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -64,7 +68,8 @@ def render(document: Json) -> str:
 <p>For programs: <a href="/api/openapi.json">/api/openapi.json</a>.</p>
 <nav aria-label="Operations"><ul>
 {index}</ul></nav>
-{groups}</main>
+{groups}<h2>Types</h2>
+{types}</main>
 </body></html>
 """
 
@@ -85,6 +90,7 @@ def _operation(method: str, path: str, operation: Json, schemas: Json) -> str:
         for media in response.get("content", {}).values():
             schema = resolve(media.get("schema", {}), schemas)
             results += _table(f"Response {status}", _fields(schema, schemas))
+            results += _example(media.get("example"))
     return f"""<section id="{escape(operation["operationId"])}">
 <h3>{method} {escape(path)}{role}</h3>
 <p>{_prose(operation.get("description", ""))}</p>
@@ -97,26 +103,24 @@ def _operation(method: str, path: str, operation: Json, schemas: Json) -> str:
 def _curl(method: str, path: str, body: Json | None, schemas: Json) -> str:
     url = re.sub(r"{(\w+)}", lambda name: name[1].upper(), path)
     line = f"curl -X {method} -H 'Authorization: Bearer TOKEN' http://127.0.0.1:8081{url}"
-    if body is None:
+    if body is None or body.get("required") == []:
         return line
-    required = {name: body["properties"][name] for name in body.get("required", ())}
-    example = {name: _example(resolve(field, schemas)) for name, field in required.items()}
+    if "required" in body:
+        body = {**body, "properties": {name: body["properties"][name] for name in body["required"]}}
+    example = make_example(body, schemas)
     return f"{line} \\\n  -H 'Content-Type: application/json' -d '{json.dumps(example)}'"
 
 
-def _example(schema: Json) -> Any:
-    if "enum" in schema:
-        return schema["enum"][0]
-    if schema.get("format") == "date-time":
-        return "2030-01-31T12:00:00Z"
-    return {"array": ["..."], "integer": 1, "number": 1, "boolean": True}.get(schema["type"], "...")
+def _example(value: Any) -> str:
+    if value in (None, "", {}):
+        return ""
+    text = escape(json.dumps(value, indent=2, ensure_ascii=False))
+    return f"<details><summary>Example</summary><pre>{text}</pre></details>\n"
 
 
 def _fields(schema: Json, schemas: Json) -> Iterable[tuple[str, str, str]]:
     for name, field in schema.get("properties", {}).items():
-        known = resolve(field, schemas)
-        kind = ", ".join(map(str, known.get("enum", ()))) or str(known.get("type", "object"))
-        yield name, kind, field.get("description", "")
+        yield name, describe_type(field, schemas), field.get("description", "")
 
 
 def _table(caption: str, rows: Iterable[tuple[str, ...]]) -> str:

@@ -1,7 +1,7 @@
 """The OpenAPI 3.1 document of the control API.
 
 Litestar generates it from the routes. Here is added what Litestar cannot know: the role that a
-request needs, the codes of its errors, the Idempotency-Key, and which bodies are optional.
+request needs, the codes of its errors, the Idempotency-Key, optional bodies, and examples.
 """
 
 from typing import Any
@@ -18,6 +18,7 @@ from msgspec.json import schema_components
 from forewarn import __version__, errors
 from forewarn.errors import Error
 from forewarn.web.control.checks import reads_raw_body, required_role
+from forewarn.web.control.examples import make_example, resolve
 from forewarn.web.control.idempotency import HEADER, KEY_LENGTH_MAX
 from forewarn.web.control.views import ErrorView
 from forewarn.web.http_status import (
@@ -38,6 +39,7 @@ INTRODUCTION = (
 FLEET_BODY = {
     "type": "object",
     "description": "JSON or YAML; a schema is at the same path with /schema.",
+    "examples": [{"scopes": [{"name": "web", "vms": [{"name": "web-0", "host": "host-a"}]}]}],
 }
 IDEMPOTENCY_KEY = {
     "name": HEADER,
@@ -184,19 +186,12 @@ def _complete(operation: Json, handler: HTTPRouteHandler, method: str, schemas: 
         for status, response in operation["responses"].items()
         if int(status) < 400  # Litestar describes its own form of a 400
     } | {str(status): _error_response(codes[status]) for status in sorted(codes)}
+    bodies = [operation.get("requestBody", {}), *operation["responses"].values()]
+    for media in (media for body in bodies for media in body.get("content", {}).values()):
+        media["example"] = make_example(media["schema"], schemas)
 
 
 def _error_response(codes: list[str]) -> Json:
     enum = {"type": "object", "properties": {"error": {"enum": codes}}}
     schema = {"allOf": [{"$ref": "#/components/schemas/ErrorView"}, enum]}
     return {"description": ", ".join(codes), "content": {"application/json": {"schema": schema}}}
-
-
-def resolve(schema: Json, schemas: Json) -> Json:
-    """Follow references; of a value that may be null, take the other choice."""
-    for choice in schema.get("oneOf") or schema.get("anyOf") or ():
-        if choice.get("type") != "null":
-            return resolve(choice, schemas)
-    if "$ref" in schema:
-        return resolve(schemas[schema["$ref"].rpartition("/")[2]], schemas)
-    return schema

@@ -2,6 +2,7 @@
 
 import sys
 
+import jsonschema
 import pytest
 from litestar.stores.memory import MemoryStore
 
@@ -102,5 +103,39 @@ def test_document_is_cached_once_however_its_path_is_written() -> None:
         cache = app.stores.get("response_cache")
         assert isinstance(cache, MemoryStore)
         assert list(cache._store) == ["/api/docs"]
+
+    main(act)
+
+
+def test_every_operation_is_named_by_a_verb_and_a_noun() -> None:
+    """A generated client has one method for each, and they should read alike."""
+
+    async def act(world: World) -> None:
+        document = await world.json("GET", "/api/openapi.json")
+        names = [operation["operationId"] for _, operation in operations(document)]
+        nouns = {operation["tags"][0].lower().rstrip("s") for _, operation in operations(document)}
+        assert [name for name in names if "_" not in name or name.split("_")[0] in nouns] == []
+
+    main(act)
+
+
+def test_examples_are_valid_and_complete() -> None:
+    """Somebody who copies an example must not be told that it is wrong."""
+
+    async def act(world: World) -> None:
+        document = await world.json("GET", "/api/openapi.json")
+        schemas = document["components"]["schemas"]
+        examples = 0
+        for _, operation in operations(document):
+            bodies = [operation.get("requestBody", {}), *operation["responses"].values()]
+            for media in (media for body in bodies for media in body.get("content", {}).values()):
+                schema = {**media["schema"], "components": {"schemas": schemas}}
+                jsonschema.validate(media["example"], schema)
+                examples += 1
+        assert examples > 300
+        restart = document["paths"]["/api/v1/vms/{vm}/restart"]["post"]["responses"]
+        event = restart["202"]["content"]["application/json"]["example"]["event"]
+        assert event["resources"] == ["web-0"]
+        assert event.keys() == schemas["EventView"]["properties"].keys()
 
     main(act)

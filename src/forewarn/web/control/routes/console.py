@@ -19,7 +19,7 @@ POLICY = (
 
 
 @get("/", tags=["Service"], is_public=True)
-async def landing(request: Request[Any, Any, Any]) -> Response[Any]:
+async def show_entry_points(request: Request[Any, Any, Any]) -> Response[Any]:
     """The console for a browser; for others the entry points: the API and its documentation."""
     if "text/html" in request.headers.get("accept", ""):
         return _respond("index.html")

@@ -56,6 +56,6 @@ class FleetController(Controller):
         return view(DifferenceView, difference, dry_run=dry_run)
 
     @get("/schema")
-    async def fleet_schema(self) -> Response[dict[str, Any]]:
+    async def show_fleet_schema(self) -> Response[dict[str, Any]]:
         """The JSON Schema of a fleet file."""
         return Response(SCHEMA)

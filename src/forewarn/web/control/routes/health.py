@@ -8,13 +8,13 @@ from forewarn.web.control.views import Health
 
 
 @get("/healthz", tags=["Service"], is_public=True)
-async def healthz() -> Health:
+async def check_health() -> Health:
     """Responds as long as the process does."""
     return Health("ok")
 
 
 @get("/readyz", tags=["Service"], is_public=True)
-async def readyz(call: Call) -> Health:
+async def check_readiness(call: Call) -> Health:
     """Responds with 200 while the store is read and followed, else with 503."""
     engine = call.service.engine
     if engine.stale_since is not None:

@@ -44,11 +44,11 @@ def make_metrics_route(service: Service, metadata: Metadata, polls: Polls) -> HT
         standard(registry=registry)
 
     @get("/metrics", tags=["Service"], media_type=CONTENT_TYPE, sync_to_thread=False)
-    def metrics() -> Response[bytes]:
+    def read_metrics() -> Response[bytes]:
         """Metrics in the Prometheus text format."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE)
 
-    return metrics
+    return read_metrics
 
 
 class ServiceCollector(Collector):

@@ -55,7 +55,7 @@ STREAM_RESPONSE = ResponseSpec(
 
 
 @get("/api/v1/stream", tags=["History"], responses={200: STREAM_RESPONSE})
-async def follow(
+async def follow_stream(
     request: Request[Any, Any, Any],
     call: Call,
     wanted: Wanted,
