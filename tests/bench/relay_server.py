@@ -14,8 +14,9 @@ import uvloop
 
 from forewarn.hostd.netlink import Netlink
 from forewarn.hostd.ports import SAVE_FROM_ETHERNET, TCP_SAVE_SYN, BridgePorts
-from forewarn.hostd.relay import Relay, RelayPolicy, Signer
-from forewarn.hostd.upstream import Upstream, parse_servers
+from forewarn.hostd.relay import Relay, RelayPolicy
+from forewarn.hostd.settings import HostToken
+from forewarn.hostd.upstream import Upstream
 from forewarn.option_kind import Address
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Listener
@@ -37,8 +38,8 @@ class LoopbackTables(Netlink):
 async def serve(arguments: argparse.Namespace) -> None:
     _, name, secret = arguments.token.split("_", 2)
     key = hashlib.sha256(secret.encode()).hexdigest().encode()
-    upstream = Upstream(parse_servers([arguments.server], None))
-    relay = Relay(upstream, Signer(name, key))
+    upstream = Upstream([arguments.server])
+    relay = Relay(upstream, HostToken(name, "", key))
     index = socket.if_nametoindex("lo")
     ports = BridgePorts(index, LoopbackTables.open(), {index: arguments.vm})
     limits = Limits(connections_per_address_max=CLIENTS_MAX)

@@ -15,8 +15,9 @@ from typing import Any
 import uvloop
 
 from forewarn.errors import Error, Unavailable
-from forewarn.hostd.relay import BridgeListener, Relay, Signer
-from forewarn.hostd.upstream import Upstream, parse_servers
+from forewarn.hostd.relay import BridgeListener, Relay
+from forewarn.hostd.settings import HostToken
+from forewarn.hostd.upstream import Upstream
 from forewarn.log import log_to_stderr
 from forewarn.option_kind import Address
 
@@ -25,8 +26,8 @@ async def serve(settings: dict[str, Any], lines: asyncio.StreamReader) -> None:
     vms = find_interfaces(settings["ports"])
     _, name, secret = settings["token"].split("_", 2)
     key = hashlib.sha256(secret.encode()).hexdigest().encode()
-    upstream = Upstream(parse_servers(settings["servers"], None))
-    relay = Relay(upstream, Signer(name, key))
+    upstream = Upstream(settings["servers"])
+    relay = Relay(upstream, HostToken(name, "", key))
     address = Address("169.254.169.254", 80)
     bridges = [BridgeListener(relay, bridge, address, vms) for bridge in settings["bridges"]]
     problems = [await bridge.update() for bridge in bridges]

@@ -5,8 +5,8 @@ import hashlib
 import os
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 from forewarn.config import PlatformName
 from forewarn.core.timing import Timing
@@ -14,9 +14,9 @@ from forewarn.engine.clock import RealClock
 from forewarn.errors import Unavailable
 from forewarn.hostd.control import ControlLoop
 from forewarn.hostd.inventory import CommandSource, Inventory, Source
-from forewarn.hostd.relay import BridgeListener, Relay, Signer
+from forewarn.hostd.relay import BridgeListener, Relay
 from forewarn.hostd.settings import HostdConfig, HostToken, read_token
-from forewarn.hostd.upstream import Upstream, parse_servers
+from forewarn.hostd.upstream import Upstream
 from forewarn.hostd.worker import ImpactRunner
 from forewarn.platform.base import Platform
 from forewarn.platform.open import open_platform
@@ -28,34 +28,28 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
     assert config.token_file is not None
     notifier = Notifier(os.environ, pid=os.getpid())
     token = read_token(config.token_file)
-    with ExitStack() as stack:
+    status = f"host {config.host}, bridges {', '.join(config.bridge) or 'none'}"
+    async with AsyncExitStack() as stack:
         mark_as_running(config, stack)
-        await _run_marked(config, token, notifier, on_ready)
+        upstream = Upstream(config.server, config.ca_file)
+        platform = make_platform(config)
+        inventory = Inventory(make_source(config, platform), config.inventory_seconds)
+        runner = ImpactRunner(platform, config.impacts_max, RealClock(), config.host)
+        control = ControlLoop(upstream, config.host, token, inventory, runner, str(uuid.uuid4()))
+        stack.callback(notifier.stopping, "ending the session")
+        listeners = await start_relay(config, token, inventory, stack)
+        follows = [listener.follow() for listener in listeners]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for work in (inventory.run(), control.run(), notifier.keep_feeding(), *follows):
+                    group.create_task(work)
+                on_ready(status)
+                notifier.ready(status)
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
 
-async def _run_marked(
-    config: HostdConfig, token: HostToken, notifier: Notifier, on_ready: Callable[[str], None]
-) -> None:
-    upstream = Upstream(parse_servers(config.server, config.ca_file))
-    platform = make_platform(config)
-    inventory = Inventory(make_source(config, platform), config.inventory_seconds)
-    runner = ImpactRunner(platform, config.impacts_max, RealClock(), config.host)
-    control = ControlLoop(upstream, config.host, token, inventory, runner, str(uuid.uuid4()))
-    try:
-        async with run_relay(config, token, inventory) as listeners, asyncio.TaskGroup() as group:
-            follows = [listener.follow() for listener in listeners]
-            for work in (inventory.run(), control.run(), notifier.keep_feeding(), *follows):
-                group.create_task(work)
-            status = f"host {config.host}, bridges {', '.join(config.bridge) or 'none'}"
-            on_ready(status)
-            notifier.ready(status)
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    finally:
-        notifier.stopping("ending the session")
-
-
-def mark_as_running(config: HostdConfig, stack: ExitStack) -> None:
+def mark_as_running(config: HostdConfig, stack: AsyncExitStack) -> None:
     """Unavailable if this machine has a daemon for the same host and server.
 
     Two would act on the same VMs. Only one can bind these sockets, until it ends.
@@ -72,27 +66,19 @@ def mark_as_running(config: HostdConfig, stack: ExitStack) -> None:
             ) from error
 
 
-@asynccontextmanager
-async def run_relay(
-    config: HostdConfig, token: HostToken, inventory: Inventory
-) -> AsyncIterator[list[BridgeListener]]:
-    """Listen on each bridge within this."""
-    listeners: list[BridgeListener] = []
-    if not config.bridge:
-        yield listeners
-        return
-    upstream = Upstream(parse_servers(config.metadata_server, config.ca_file))
-    relay = Relay(upstream, Signer(token.name, token.key))
-    try:
-        for bridge in config.bridge:
-            listeners.append(BridgeListener(relay, bridge, config.listen, inventory.ids))
-        problems = [await listener.update() for listener in listeners]
-        if not any(listener.is_serving for listener in listeners):
-            raise Unavailable(problems[0])
-        yield listeners
-    finally:
-        await asyncio.gather(*(listener.stop() for listener in listeners))
-        upstream.close()
+async def start_relay(
+    config: HostdConfig, token: HostToken, inventory: Inventory, stack: AsyncExitStack
+) -> list[BridgeListener]:
+    """Listen on each bridge until the stack is closed."""
+    upstream = Upstream(config.metadata_server, config.ca_file)
+    stack.callback(upstream.close)
+    relay, address, ids = Relay(upstream, token), config.listen, inventory.ids
+    listeners = [BridgeListener(relay, bridge, address, ids) for bridge in config.bridge]
+    stack.push_async_callback(lambda: asyncio.gather(*(each.stop() for each in listeners)))
+    problems = [await listener.update() for listener in listeners]
+    if listeners and not any(listener.is_serving for listener in listeners):
+        raise Unavailable(problems[0])
+    return listeners
 
 
 def make_platform(config: HostdConfig) -> Platform:

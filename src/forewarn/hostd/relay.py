@@ -12,7 +12,7 @@ import hmac
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -22,6 +22,7 @@ from forewarn.errors import Error, Forbidden, Invalid, Unavailable
 from forewarn.hostd.last_document import LastDocuments, Poll
 from forewarn.hostd.netlink import add_address
 from forewarn.hostd.ports import BridgePorts, interface_index, listen, open_bridge, peer_of
+from forewarn.hostd.settings import HostToken
 from forewarn.hostd.upstream import TRY_NEXT, Request, Response, Upstream
 from forewarn.log import log
 from forewarn.option_kind import Address
@@ -30,20 +31,14 @@ from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import Connection, ConnectionPolicy
 from forewarn.web.http.listener import SERVER_METADATA, Listener
 from forewarn.web.http.message import Header
-from forewarn.web.http_status import (
-    BUG,
-    METADATA_STATUS,
-    ClientGone,
-    headers_of,
-    metadata_body,
-    status_of,
-)
+from forewarn.web.http_status import BUG, ClientGone, headers_of, metadata_body, status_of
 
 ADDRESS_V6 = "fe80::a9fe:a9fe"
 """169.254.169.254 for guests that have only IPv6, as in OpenStack."""
 FOLLOW_SECONDS = 2.0
 WAIT_SECONDS_MAX = 3600
 """The longest that a server can be configured to let a long poll wait."""
+SIGNED_MAX = 4096
 LIMITS = Limits(connections_max=4096, connections_per_address_max=64)
 
 IDENTITY = (b"x-forewarn-host", b"x-instance-id", b"x-forewarn-time", b"x-instance-id-signature")
@@ -54,28 +49,13 @@ NOT_FORWARDED = HOP_BY_HOP | {b"content-length", b"expect", *IDENTITY}
 BODY_FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
-class Signer:
-    """Signs the identity of each guest once a minute.
-
-    Servers know the digest of the host's token, the key.
-    """
-
-    def __init__(self, token: str, key: bytes, now: Callable[[], float] = time.time) -> None:
-        self._token = token.encode()
-        self._key = key
-        self._now = now
-        self._minute = b""
-        self._signed: dict[str, tuple[Header, ...]] = {}
-
-    def sign(self, vm: str) -> tuple[Header, ...]:
-        minute = b"%d" % (self._now() // 60 * 60)
-        if minute != self._minute:
-            self._minute, self._signed = minute, {}
-        if vm not in self._signed:
-            signature = hmac.digest(self._key, b"%b %b" % (vm.encode(), minute), "sha256").hex()
-            values = (self._token, vm.encode(), minute, signature.encode())
-            self._signed[vm] = tuple(zip(IDENTITY, values, strict=True))
-        return self._signed[vm]
+@lru_cache(SIGNED_MAX)
+def sign(token: HostToken, vm: str, minute: int) -> tuple[Header, ...]:
+    """The identity of a guest. Servers know the token's key, and accept it for some minutes."""
+    at = b"%d" % (minute * 60)
+    signature = hmac.digest(token.key, b"%b %b" % (vm.encode(), at), "sha256").hex()
+    values = (token.name.encode(), vm.encode(), at, signature.encode())
+    return tuple(zip(IDENTITY, values, strict=True))
 
 
 class RelayPolicy(ConnectionPolicy):
@@ -128,14 +108,14 @@ class RelayConnection(Connection):
         cycle = self.cycle
         if cycle.disconnected or self.transport.is_closing():
             return
-        headers = response.headers
+        headers = [each for each in response.headers if each[0].lower() not in HOP_BY_HOP]
         has_body = response.status not in (204, 304) and cycle.scope["method"] != "HEAD"
         if has_body and not any(name.lower() == b"content-length" for name, _ in headers):
-            headers = [*headers, message.content_length(response.body)]
+            headers.append(message.content_length(response.body))
         if not cycle.keep_alive:
-            headers = [*headers, message.CLOSE]
+            headers.append(message.CLOSE)
         elif cycle.scope["http_version"] == "1.0":
-            headers = [*headers, (b"connection", b"keep-alive")]
+            headers.append((b"connection", b"keep-alive"))
         head = STATUS_LINE[response.status] + message.encode_headers(headers)
         self.transport.write(b"%b\r\n%b" % (head, response.body))
         cycle.response_started = cycle.response_complete = True
@@ -149,20 +129,23 @@ class Relay:
     """The application of all bridges."""
 
     def __init__(
-        self, upstream: Upstream, signer: Signer, now: Callable[[], float] = time.monotonic
+        self,
+        upstream: Upstream,
+        token: HostToken,
+        now: Callable[[], float] = time.monotonic,
+        wall_time: Callable[[], float] = time.time,
     ) -> None:
         self._upstream = upstream
-        self._signer = signer
+        self._token = token
         self._now = now
+        self._wall_time = wall_time
         self._documents = LastDocuments()
 
     async def __call__(self, scope: message.Message, receive: message.Receive, _: object) -> None:
         connection: RelayConnection = scope["connection"]
         try:
-            status, headers, body = await self._respond(connection, receive)
+            response = await self._respond(connection, receive)
             connection.check_identity()
-            passed_on = [header for header in headers if header[0].lower() not in HOP_BY_HOP]
-            response = Response(status, passed_on, body)
         except ClientGone:
             return
         except Error as error:
@@ -177,13 +160,11 @@ class Relay:
         headers = forwarded_headers(connection.headers)
         has_body = any(name in BODY_FRAMING for name, _ in connection.headers)
         body = await message.read_body(receive) if has_body else None
-        signed = (*headers, *self._signer.sign(vm))
+        signed = (*headers, *sign(self._token, vm, int(self._wall_time()) // 60))
         request = Request(connection.scope["method"], connection.url, signed, body)
         poll = Poll.parse(vm, request)
         if poll is not None:
             return await self._poll(poll, request, receive)
-        if request.method not in ("GET", "HEAD"):
-            request = request._replace(may_repeat=False, is_fresh=True)
         return await self._upstream.send(request)
 
     async def _poll(self, poll: Poll, request: Request, receive: message.Receive) -> Response:
@@ -218,12 +199,11 @@ class Relay:
 
 
 def _error_response(error: Error, connection: RelayConnection) -> Response:
-    body = metadata_body(error)
     more = [(name.lower().encode(), value.encode()) for name, value in headers_of(error).items()]
     headers = [*connection.server_state.default_headers, message.CONTENT_TYPE, *more]
     if isinstance(error, Forbidden):
         connection.cycle.keep_alive = False
-    return Response(status_of(error, METADATA_STATUS), headers, body)
+    return Response(status_of(error), headers, metadata_body(error))
 
 
 def forwarded_headers(headers: list[Header]) -> list[Header]:

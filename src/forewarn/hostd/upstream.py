@@ -10,7 +10,6 @@ import functools
 import socket
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
@@ -27,8 +26,6 @@ KEPT_SECONDS_MAX = 30.0
 """Well below the server's `idle_seconds`: it hardly ever closes a connection as we send."""
 CONNECTIONS_MAX = 1024
 TRY_NEXT = frozenset((502, 503, 504))
-
-
 CONNECT_SECONDS_MAX = 5.0
 BODY_BYTES_MAX = 1 << 24
 DEAD_SECONDS = 10
@@ -49,46 +46,10 @@ class NotSent(ServerLost):
     """The server has certainly not received the request."""
 
 
-class ServerAddress(NamedTuple):
-    """Where a server is. `path` comes before the path of each request."""
-
-    url: str
-    host: str
-    port: int
-    path: str
-    tls: ssl.SSLContext | None
-
-
 class Response(NamedTuple):
     status: int
-    headers: list[tuple[bytes, bytes]]
+    headers: list[Header]
     body: bytes
-
-
-def parse_servers(urls: Sequence[str], ca_file: Path | None) -> tuple[ServerAddress, ...]:
-    """The addresses of servers. `ca_file` replaces the certificates of the system."""
-    parsed = [(url, urlsplit(url)) for url in urls]
-    return tuple(
-        ServerAddress(
-            url,
-            cast("str", parts.hostname),
-            parts.port or (443 if parts.scheme == "https" else 80),
-            parts.path.rstrip("/"),
-            make_tls(ca_file) if parts.scheme == "https" else None,
-        )
-        for url, parts in parsed
-    )
-
-
-@functools.cache
-def make_tls(ca_file: Path | None) -> ssl.SSLContext:
-    """One for all servers: the certificates of a system take megabytes."""
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ValueError) as error:
-        raise Invalid(
-            f"ca_file: cannot read certificates from {ca_file}: {error}", option="ca_file"
-        ) from error
 
 
 class HttpConnection(asyncio.Protocol):
@@ -97,58 +58,43 @@ class HttpConnection(asyncio.Protocol):
     States:  IDLE -> WAITING (`send`) -> IDLE (the response is complete) ... -> CLOSED
 
     It closes when the server closes it or announces that, when a response is malformed or too
-    large, and when the future of `send` is cancelled: the late response would answer the next
-    request.
+    large, and when `send` is cancelled: the late response would answer the next request.
     """
 
-    def __init__(self, url: str, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    def __init__(self, url: str) -> None:
         self.is_open = False
         self._url = url
-        self._body_bytes_max = body_bytes_max
         self._transport: asyncio.Transport | None = None
         self._parser = HttpResponseParser(self)
         self._pending: asyncio.Future[Response] | None = None
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._headers: list[Header] = []
+        self._body = bytearray()
         self._is_head = False
 
-    @classmethod
-    async def open(
-        cls, server: ServerAddress, body_bytes_max: int = BODY_BYTES_MAX
-    ) -> "HttpConnection":
-        """Connect, or raise ServerLost."""
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS_MAX):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: cls(server.url, body_bytes_max),
-                    server.host,
-                    server.port,
-                    ssl=server.tls,
-                )
-        except TimeoutError:
-            problem = f"does not accept a connection within {CONNECT_SECONDS_MAX:g} seconds"
-            raise ServerLost(f"{server.url} {problem}") from None
-        except OSError as error:  # of TLS too
-            raise ServerLost(
-                f"cannot connect to {server.url}: {error.strerror or error}"
-            ) from error
-        return connection
-
-    def send(self, request: bytes, *, is_head: bool = False) -> asyncio.Future[Response]:
-        """Send a whole request, head and body. The future raises ServerLost.
+    async def send(
+        self, request: bytes, seconds_max: float = RESPONSE_SECONDS_MAX, *, is_head: bool = False
+    ) -> Response:
+        """Send a whole request, head and body, and return its response, or raise ServerLost.
 
         `is_head`: the response has no body, whatever its Content-Length.
         """
-        assert self._pending is None or self._pending.done()
-        pending = self._pending = asyncio.get_running_loop().create_future()
-        pending.add_done_callback(self._on_done)
+        loop = asyncio.get_running_loop()
+        pending = self._pending = loop.create_future()
         self._is_head = is_head
-        if self._transport is None or not self.is_open:
-            self.fail("is closed")
-        else:
-            self._transport.write(request)
-        return pending
+        # A timer of this costs less than a timeout.
+        problem = f"had no response within {seconds_max:g} s"
+        timer = loop.call_later(seconds_max, self.fail, problem)
+        try:
+            if self._transport is None or not self.is_open:
+                self.fail("is closed")
+            else:
+                self._transport.write(request)
+            response: Response = await pending
+        finally:
+            timer.cancel()
+            if pending.cancelled():
+                self.close()
+        return response
 
     def close(self) -> None:
         self.is_open = False
@@ -162,7 +108,6 @@ class HttpConnection(asyncio.Protocol):
             connected.setsockopt(*option)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.is_open = False
         self.fail(f"broke: {exc}" if exc else "was closed by the server")
 
     def data_received(self, data: bytes) -> None:
@@ -183,66 +128,52 @@ class HttpConnection(asyncio.Protocol):
             self._parser = HttpResponseParser(self)  # the other one expects a body
 
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        if self._body_bytes > self._body_bytes_max:
-            self.fail(f"had a response of more than {self._body_bytes_max} bytes")
-        else:
-            self._body.append(body)
+        self._body += body
+        if len(self._body) > BODY_BYTES_MAX:
+            self.fail(f"had a response of more than {BODY_BYTES_MAX} bytes")
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
-        response = Response(status, self._headers, b"".join(self._body))
-        self._headers, self._body, self._body_bytes = [], [], 0
+        response = Response(status, self._headers, bytes(self._body))
+        self._headers, self._body = [], bytearray()
         if status < 200 or self._pending is None or self._pending.done():  # 1xx is not the response
             return
         if not self._parser.should_keep_alive():
             self.close()
         self._pending.set_result(response)
 
-    def _on_done(self, pending: asyncio.Future[Response]) -> None:
-        if pending.cancelled():
-            self.close()
-
     def fail(self, problem: str) -> None:
         """Close the connection; the request, if there is one, raises ServerLost."""
-        pending = self._pending
-        if pending is not None and not pending.done():
-            pending.set_exception(ServerLost(f"the connection to {self._url} {problem}"))
+        if self._pending is not None and not self._pending.done():
+            self._pending.set_exception(ServerLost(f"the connection to {self._url} {problem}"))
         self.close()
 
 
-class Request(NamedTuple):
-    """`headers` are without Content-Length; without Host, each server gets its own.
+class Server:
+    """`path` comes before the path of each request.
 
-    `may_repeat`: doing it twice is as good as once. `is_fresh`: on a connection of its own, which
-    the server cannot be about to close.
+    `idle` has its connections between two requests, the one used last at the end.
     """
 
-    method: str
-    target: bytes
-    headers: Sequence[Header]
-    body: bytes | None = None
-    seconds_max: float = RESPONSE_SECONDS_MAX
-    may_repeat: bool = True
-    is_fresh: bool = False
+    def __init__(self, url: str, ca_file: Path | None = None) -> None:
+        parts = urlsplit(url)
+        self.url, self.authority, self.path = url, parts.netloc, parts.path.rstrip("/")
+        self.tls = make_tls(ca_file) if parts.scheme == "https" else None
+        self.host, self.port = parts.hostname or "", parts.port or (443 if self.tls else 80)
+        self.retry_at = 0.0
+        self.idle: list[tuple[HttpConnection, float]] = []
 
-    def encode(self, server: ServerAddress) -> bytes:
-        headers = [*self.headers]
-        if not any(name == b"host" for name, _ in headers):
-            headers.append((b"host", f"{server.host}:{server.port}".encode()))
-        if self.body is not None:
-            headers.append(content_length(self.body))
-        first = f"{self.method} {server.path}".encode() + self.target
-        return b"%b HTTP/1.1\r\n%b\r\n%b" % (first, encode_headers(headers), self.body or b"")
-
-
-@dataclass(eq=False)
-class Server:
-    """`idle` has its connections between two requests, the one used last at the end."""
-
-    address: ServerAddress
-    retry_at: float = 0.0
-    idle: list[tuple[HttpConnection, float]] = field(default_factory=list)
+    async def connect(self) -> HttpConnection:
+        """A new connection; NotSent if there is none."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS_MAX):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: HttpConnection(self.url), self.host, self.port, ssl=self.tls
+                )
+        except OSError as error:  # of TLS, and of the time limit
+            problem = error.strerror or str(error) or f"not within {CONNECT_SECONDS_MAX:g} seconds"
+            raise NotSent(f"cannot connect to {self.url}: {problem}") from error
+        return connection
 
     def take_idle(self, now: float) -> HttpConnection | None:
         """A connection that was used lately; older ones are closed."""
@@ -253,6 +184,58 @@ class Server:
             connection.close()
         return None
 
+    async def ask(self, request: "Request") -> Response:
+        """Over a connection that was kept, or a new one: a restart breaks those that were kept."""
+        loop = asyncio.get_running_loop()
+        arguments, is_head = (request.encode(self), request.seconds_max), request.method == "HEAD"
+        deadline = loop.time() + request.seconds_max
+        kept = self.take_idle(loop.time())
+        connection = kept or await self.connect()
+        try:
+            response = await connection.send(*arguments, is_head=is_head)
+        except ServerLost:
+            if kept is None or not request.may_repeat or loop.time() >= deadline:
+                raise
+            connection = await self.connect()
+            response = await connection.send(*arguments, is_head=is_head)
+        if connection.is_open:
+            self.idle.append((connection, loop.time()))
+        return response
+
+
+@functools.cache
+def make_tls(ca_file: Path | None) -> ssl.SSLContext:
+    """One for all servers: the certificates of a system take megabytes."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ValueError) as error:
+        raise Invalid(
+            f"ca_file: cannot read certificates from {ca_file}: {error}", option="ca_file"
+        ) from error
+
+
+class Request(NamedTuple):
+    """`headers` are without Content-Length; without Host, each server gets its own.
+
+    `may_repeat`: doing it twice is as good as once.
+    """
+
+    method: str
+    target: bytes
+    headers: Sequence[Header]
+    body: bytes | None = None
+    seconds_max: float = RESPONSE_SECONDS_MAX
+    may_repeat: bool = True
+
+    def encode(self, server: Server) -> bytes:
+        headers = [*self.headers]
+        if not any(name == b"host" for name, _ in headers):
+            headers.append((b"host", server.authority.encode()))
+        if self.body is not None:
+            headers.append(content_length(self.body))
+        first = f"{self.method} {server.path}".encode() + self.target
+        return b"%b HTTP/1.1\r\n%b\r\n%b" % (first, encode_headers(headers), self.body or b"")
+
 
 class Upstream:
     """Connections to servers that can stand in for each other, the one that answered last first.
@@ -262,16 +245,19 @@ class Upstream:
     """
 
     def __init__(
-        self, addresses: Sequence[ServerAddress], connections_max: int = CONNECTIONS_MAX
+        self,
+        urls: Sequence[str],
+        ca_file: Path | None = None,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        self._servers = [Server(address) for address in addresses]
+        self._servers = [Server(url, ca_file) for url in urls]
         self._connections_max = connections_max
         self.busy = 0
 
     @property
     def current(self) -> str:
         """The URL of the server that answered last."""
-        return self._servers[0].address.url
+        return self._servers[0].url
 
     @property
     def count(self) -> int:
@@ -311,7 +297,7 @@ class Upstream:
         refusal: Response | None = None
         for server in [each for each in self._servers if each.retry_at <= now()]:
             try:
-                response = await _ask(server, request)
+                response = await server.ask(request)
             except ServerLost as error:
                 problem, server.retry_at = error, now() + RETRY_SECONDS
                 if not request.may_repeat and not isinstance(error, NotSent):
@@ -325,37 +311,3 @@ class Upstream:
         if refusal is not None:
             return refusal
         raise problem
-
-
-async def _ask(server: Server, request: Request) -> Response:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + request.seconds_max
-    if not request.is_fresh and (kept := server.take_idle(loop.time())):
-        try:
-            return await _exchange(server, kept, request)
-        except ServerLost:
-            # A restart breaks kept connections, so the server may well accept a new one.
-            if not request.may_repeat or loop.time() >= deadline:
-                raise
-    try:
-        connection = await HttpConnection.open(server.address)
-    except ServerLost as error:
-        raise NotSent(error.message) from error
-    return await _exchange(server, connection, request)
-
-
-async def _exchange(server: Server, connection: HttpConnection, request: Request) -> Response:
-    loop = asyncio.get_running_loop()
-    data, is_head = request.encode(server.address), request.method == "HEAD"
-    # A timer of this costs less than a timeout.
-    problem = f"had no response within {request.seconds_max:g} s"
-    timer = loop.call_later(request.seconds_max, connection.fail, problem)
-    try:
-        response = await connection.send(data, is_head=is_head)
-    finally:
-        timer.cancel()
-    if request.is_fresh:
-        connection.close()
-    elif connection.is_open:
-        server.idle.append((connection, loop.time()))
-    return response

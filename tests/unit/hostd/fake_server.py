@@ -9,7 +9,7 @@ from typing import Any
 from forewarn.hostd.control import ControlLoop
 from forewarn.hostd.inventory import Inventory, ListedVm, Report
 from forewarn.hostd.settings import HostToken
-from forewarn.hostd.upstream import Upstream, parse_servers
+from forewarn.hostd.upstream import Upstream
 from forewarn.hostd.worker import ImpactRunner
 from forewarn.platform.base import ImpactRequest, ImpactResult, Platform
 from tests.builders import guid
@@ -169,7 +169,7 @@ class Daemon:
         self.source = FakeSource("web-0")
         self.inventory = Inventory(self.source, 3600)
         self.runner = ImpactRunner(platform or self.platform, 2, InstantClock(), "host-a")
-        upstream = Upstream(parse_servers([server.url for server in servers], None))
+        upstream = Upstream([server.url for server in servers])
         self.control = ControlLoop(
             upstream, "host-a", TOKEN, self.inventory, self.runner, "session-1", LOOK_SECONDS
         )

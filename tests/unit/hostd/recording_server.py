@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
-from forewarn.hostd.upstream import ServerAddress, parse_servers
-
 Answer = Callable[[bytes], Awaitable[bytes]]
 DOCUMENT = b'{"DocumentIncarnation":7,"Events":[]}'
 
@@ -50,9 +48,8 @@ class RecordingServer:
         await self._server.wait_closed()
 
     @property
-    def address(self) -> ServerAddress:
-        (address,) = parse_servers([f"http://127.0.0.1:{self.port}"], None)
-        return address
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

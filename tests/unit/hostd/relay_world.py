@@ -10,8 +10,9 @@ from typing import Any, Self, TypeVar
 import uvloop
 
 from forewarn.hostd.ports import BridgePorts, Peer
-from forewarn.hostd.relay import LIMITS, Relay, RelayPolicy, Signer
-from forewarn.hostd.upstream import ServerAddress, Upstream
+from forewarn.hostd.relay import LIMITS, Relay, RelayPolicy
+from forewarn.hostd.settings import HostToken
+from forewarn.hostd.upstream import Upstream
 from forewarn.option_kind import Address
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.listener import SERVER_METADATA, Listener
@@ -20,7 +21,7 @@ from tests.unit.hostd.recording_server import RecordingServer
 
 T = TypeVar("T")
 SECONDS_MAX = 20.0
-KEY = b"key"
+TOKEN = HostToken("hostd", "", b"key")
 MINUTE = 1_800_000_000
 
 
@@ -43,14 +44,12 @@ class RelayWorld:
     def __init__(
         self,
         *servers: RecordingServer,
-        more: tuple[ServerAddress, ...] = (),
         limits: Limits = LIMITS,
         connections_max: int = 64,
     ) -> None:
         self.servers = servers
         self.ports = LoopbackPorts()
         self.ahead_seconds = 0.0
-        self._more = more
         self._limits = limits
         self._connections_max = connections_max
         self._broken: list[dict[str, Any]] = []
@@ -67,9 +66,9 @@ class RelayWorld:
     async def _start(self) -> None:
         for server in self.servers:
             await self._stack.enter_async_context(server)
-        addresses = (*self._more, *(server.address for server in self.servers))
-        self.upstream = Upstream(addresses, self._connections_max)
-        relay = Relay(self.upstream, Signer("hostd", KEY, lambda: MINUTE + 7.5), self._now)
+        urls = [server.url for server in self.servers]
+        self.upstream = Upstream(urls, connections_max=self._connections_max)
+        relay = Relay(self.upstream, TOKEN, self._now, lambda: MINUTE + 7.5)
         policy = RelayPolicy(self.ports, self._limits)
         address = Address("127.0.0.1", 0)
         self.listener = Listener(relay, address, policy, server_name=SERVER_METADATA)

@@ -8,11 +8,10 @@ from contextlib import ExitStack
 import pytest
 
 from forewarn.errors import Unavailable
-from forewarn.hostd.relay import Signer
-from forewarn.hostd.upstream import ServerAddress
+from forewarn.hostd.relay import sign
 from forewarn.web.http.admission import Limits
 from tests.unit.hostd.recording_server import DOCUMENT, RecordingServer, response
-from tests.unit.hostd.relay_world import KEY, MINUTE, RelayWorld, until
+from tests.unit.hostd.relay_world import MINUTE, TOKEN, RelayWorld, until
 
 TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
 POLL = f"GET {TARGET} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n".encode()
@@ -20,12 +19,11 @@ WAIT = POLL.replace(b"\r\n\r\n", b'\r\nIf-None-Match: "7"\r\nPrefer: wait=30\r\n
 APPROVAL = (
     f"POST {TARGET} HTTP/1.1\r\nHost: h\r\nMetadata: true\r\nContent-Length: 2\r\n\r\n{{}}".encode()
 )
-CLOSED = ServerAddress("http://127.0.0.1:1", "127.0.0.1", 1, "", None)
 UNAVAILABLE = b'{"error":"Service unavailable. Try again later"}'
 
 
 def identity(vm: str = "id-1") -> list[bytes]:
-    signature = hmac.digest(KEY, f"{vm} {MINUTE}".encode(), "sha256").hex()
+    signature = hmac.digest(TOKEN.key, f"{vm} {MINUTE}".encode(), "sha256").hex()
     return [
         b"x-forewarn-host: hostd",
         f"x-instance-id: {vm}".encode(),
@@ -59,15 +57,9 @@ def test_request_is_passed_on_with_the_guests_identity() -> None:
 
 def test_signature_is_made_anew_each_minute() -> None:
     """Whoever has read one must not be able to use it for long."""
-    now = 120.0
-    signer = Signer("hostd", KEY, lambda: now)
-    first = signer.sign("id-1")
-    now = 179.9
-    assert signer.sign("id-1") is first
-    assert signer.sign("id-2")[3] != first[3]
-    now = 180.0
-    second = signer.sign("id-1")
+    first, other, second = sign(TOKEN, "id-1", 2), sign(TOKEN, "id-2", 2), sign(TOKEN, "id-1", 3)
 
+    assert other[3] != first[3]
     assert (first[2][1], second[2][1]) == (b"120", b"180")
     assert first[3] != second[3]
 
