@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
-from forewarn.config import PlatformName
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.errors import Unavailable
@@ -90,7 +89,6 @@ def make_platform(config: HostdConfig) -> Platform:
 def make_source(config: HostdConfig, platform: Platform) -> Source:
     if config.inventory_command is not None:
         return CommandSource(config.inventory_command, os.environ)
-    assert config.platform is PlatformName.LIBVIRT
     from forewarn.hostd.libvirt_source import LibvirtSource
     from forewarn.platform.libvirt.driver import LibvirtPlatform
 

@@ -75,10 +75,8 @@ class Netlink:
     @classmethod
     def open(cls) -> "Netlink":
         connection = _open_socket()
-        try:
+        with suppress(PermissionError):  # and without CAP_NET_ADMIN, `add_address` fails
             connection.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, NOTICES_BYTES)
-        except PermissionError:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, NOTICES_BYTES)
         connection.bind((0, RTMGRP_LINK | RTMGRP_NEIGH))
         connection.settimeout(0)
         return cls(connection)

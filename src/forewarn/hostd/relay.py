@@ -46,7 +46,6 @@ HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade".split()
 )
 NOT_FORWARDED = HOP_BY_HOP | {b"content-length", b"expect", *IDENTITY}
-BODY_FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
 @lru_cache(SIGNED_MAX)
@@ -158,8 +157,7 @@ class Relay:
     async def _respond(self, connection: RelayConnection, receive: message.Receive) -> Response:
         vm = connection.address
         headers = forwarded_headers(connection.headers)
-        has_body = any(name in BODY_FRAMING for name, _ in connection.headers)
-        body = await message.read_body(receive) if has_body else None
+        body = await message.read_body(receive)
         signed = (*headers, *sign(self._token, vm, int(self._wall_time()) // 60))
         request = Request(connection.scope["method"], connection.url, signed, body)
         poll = Poll.parse(vm, request)

@@ -64,7 +64,7 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, url: str) -> None:
         self.is_open = False
         self._url = url
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
         self._parser = HttpResponseParser(self)
         self._pending: asyncio.Future[Response] | None = None
         self._headers: list[Header] = []
@@ -85,7 +85,7 @@ class HttpConnection(asyncio.Protocol):
         problem = f"had no response within {seconds_max:g} s"
         timer = loop.call_later(seconds_max, self.fail, problem)
         try:
-            if self._transport is None or not self.is_open:
+            if not self.is_open:
                 self.fail("is closed")
             else:
                 self._transport.write(request)
@@ -98,8 +98,7 @@ class HttpConnection(asyncio.Protocol):
 
     def close(self) -> None:
         self.is_open = False
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport, self.is_open = cast("asyncio.Transport", transport), True
@@ -223,7 +222,7 @@ class Request(NamedTuple):
     method: str
     target: bytes
     headers: Sequence[Header]
-    body: bytes | None = None
+    body: bytes = b""
     seconds_max: float = RESPONSE_SECONDS_MAX
     may_repeat: bool = True
 
@@ -231,10 +230,10 @@ class Request(NamedTuple):
         headers = [*self.headers]
         if not any(name == b"host" for name, _ in headers):
             headers.append((b"host", server.authority.encode()))
-        if self.body is not None:
+        if self.body or self.method == "POST":
             headers.append(content_length(self.body))
         first = f"{self.method} {server.path}".encode() + self.target
-        return b"%b HTTP/1.1\r\n%b\r\n%b" % (first, encode_headers(headers), self.body or b"")
+        return b"%b HTTP/1.1\r\n%b\r\n%b" % (first, encode_headers(headers), self.body)
 
 
 class Upstream:
