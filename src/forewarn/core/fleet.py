@@ -96,6 +96,18 @@ class Instance(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     offer: str = ""
     sku: str = ""
     version: str = ""
+    plan_name: str = ""
+    plan_product: str = ""
+    plan_publisher: str = ""
+    admin_username: str = ""
+    public_keys: tuple[str, ...] = ()
+    disable_password_authentication: bool | None = None
+    license_type: str = ""
+    physical_zone: str = ""
+    security_type: str = ""
+    secure_boot: bool | None = None
+    virtual_tpm: bool | None = None
+    encryption_at_host: bool | None = None
     user_data: str = ""
     tags: tuple[tuple[str, str], ...] = ()
 

@@ -83,6 +83,7 @@ MaxUnavailable = Annotated[
 ]
 Flag = Annotated[bool, Meta(description="true or false")]
 Text = Annotated[str, _text(256)]
+PublicKey = Annotated[str, _text(8_192)]
 UserData = Annotated[str, _text(65_536)]
 Tags = Annotated[
     dict[Annotated[str, Meta(min_length=1, max_length=512)], Annotated[str, Meta(max_length=256)]],
@@ -115,6 +116,18 @@ class InstanceEntry(msgspec.Struct, forbid_unknown_fields=True):
     offer: Text = ""
     sku: Text = ""
     version: Text = ""
+    plan_name: Text = ""
+    plan_product: Text = ""
+    plan_publisher: Text = ""
+    admin_username: Text = ""
+    public_keys: Annotated[tuple[PublicKey, ...], list_of("public keys", 50)] = ()
+    disable_password_authentication: Flag | None = None
+    license_type: Text = ""
+    physical_zone: Text = ""
+    security_type: Text = ""
+    secure_boot: Flag | None = None
+    virtual_tpm: Flag | None = None
+    encryption_at_host: Flag | None = None
     user_data: UserData = ""
     tags: Tags = {}
 

@@ -3,6 +3,7 @@
 import base64
 import uuid
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -19,6 +20,7 @@ _NAMESPACE = uuid.UUID("5e7c1d0a-3f0b-5d6e-9a51-0f0e5ca1ab1e")
 """Undeclared ids are derived from names in this namespace, the same on every server."""
 
 _FIRST = INSTANCE_VERSIONS[0]
+_FLAG = {None: "", False: "false", True: "true"}
 
 
 class InstanceResponse(msgspec.Struct, frozen=True):
@@ -69,7 +71,7 @@ def _children(node: Node) -> Mapping[str, Node]:
 
 
 def _compute(scope: Scope, vm: Vm, version: str) -> dict[str, Node]:
-    """Each member with its first version (protocol 8.1), in wire order.
+    """Each member with its first version (protocol 8.1), in wire order. A dot separates levels.
 
     What the documentation dates 2017-04-02 is served from the first version on: it does not say
     what that one held, and an empty response helps no client.
@@ -77,24 +79,50 @@ def _compute(scope: Scope, vm: Vm, version: str) -> dict[str, Node]:
     instance = vm.instance
     scale_set = scope.name if scope.kind is ScopeKind.SCALE_SET else ""
     set_id = _resource_id(vm, f"virtualMachineScaleSets/{scale_set}") if scale_set else ""
-    members: dict[str, tuple[str, Node]] = {
+    user = instance.admin_username
+    no_password = _FLAG[instance.disable_password_authentication]
+    file = f"/home/{user}/.ssh/authorized_keys" if user else ""
+    members: dict[str, tuple[str, Any]] = {
+        "additionalCapabilities.hibernationEnabled": ("2021-11-01", ""),
         "azEnvironment": ("2018-10-01", "AzurePublicCloud"),
+        "customData": ("2019-02-01", ""),
         "evictionPolicy": ("2020-12-01", "Deallocate" if instance.priority == "Spot" else ""),
+        "extendedLocation": ("2021-03-01", {"name": "", "type": ""}),
+        "host.id": ("2021-11-15", ""),
+        "hostGroup.id": ("2021-11-15", ""),
+        "isHostCompatibilityLayerVm": ("2020-06-01", ""),
+        "licenseType": ("2020-09-01", instance.license_type),
         "location": (_FIRST, instance.location),
         "name": (_FIRST, vm.name),
         "offer": (_FIRST, instance.offer),
-        "osProfile": ("2020-07-15", {"computerName": instance.computer_name or vm.name}),
+        "osProfile.adminUsername": ("2020-07-15", instance.admin_username),
+        "osProfile.computerName": ("2020-07-15", instance.computer_name or vm.name),
+        "osProfile.disablePasswordAuthentication": ("2020-10-01", no_password),
         "osType": (_FIRST, instance.os_type),
+        "physicalZone": ("2023-11-15", instance.physical_zone),
         "placementGroupId": ("2017-08-01", _make_id(f"scope/{scale_set}") if scale_set else ""),
+        "plan.name": ("2018-04-02", instance.plan_name),
+        "plan.product": ("2018-04-02", instance.plan_product),
+        "plan.publisher": ("2018-04-02", instance.plan_publisher),
         "platformFaultDomain": (_FIRST, str(vm.fault_domain)),
+        "platformSubFaultDomain": ("2021-10-01", ""),
         "platformUpdateDomain": (_FIRST, str(vm.update_domain)),
         "priority": ("2020-12-01", instance.priority),
         "provider": ("2018-10-01", "Microsoft.Compute"),
+        "publicKeys": (
+            "2018-04-02",
+            [{"keyData": key, "path": file} for key in instance.public_keys],
+        ),
         "publisher": (_FIRST, instance.publisher),
         "resourceGroupName": ("2017-08-01", instance.resource_group),
         "resourceId": ("2019-03-11", _resource_id(vm, _vm_resource(vm.name, scale_set))),
+        "securityProfile.encryptionAtHost": ("2021-11-01", _FLAG[instance.encryption_at_host]),
+        "securityProfile.secureBootEnabled": ("2020-06-01", _FLAG[instance.secure_boot]),
+        "securityProfile.securityType": ("2021-12-13", instance.security_type),
+        "securityProfile.virtualTpmEnabled": ("2020-06-01", _FLAG[instance.virtual_tpm]),
         "sku": (_FIRST, instance.sku),
         "storageProfile": ("2019-06-01", _storage(vm)),
+        "storageProfile.resourceDisk": ("2021-02-01", {"size": ""}),
         "subscriptionId": ("2017-08-01", instance.subscription),
         "tags": ("2017-08-01", ";".join(f"{name}:{value}" for name, value in instance.tags)),
         "tagsList": (
@@ -109,7 +137,12 @@ def _compute(scope: Scope, vm: Vm, version: str) -> dict[str, Node]:
         "vmSize": (_FIRST, instance.size),
         "zone": ("2017-12-01", instance.zone),
     }
-    return {name: value for name, (since, value) in members.items() if since <= version}
+    compute: dict[str, Any] = {}
+    for path, (since, value) in members.items():
+        if since <= version:
+            parent, dot, name = path.rpartition(".")
+            (compute.setdefault(parent, {}) if dot else compute)[name] = value
+    return compute
 
 
 def _make_id(name: str) -> str:
@@ -157,7 +190,6 @@ def _storage(vm: Vm) -> Node:
             "vhd": {"uri": ""},
             "writeAcceleratorEnabled": "false",
         },
-        "resourceDisk": {"size": ""},
     }
 
 

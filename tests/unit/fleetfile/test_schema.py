@@ -136,6 +136,18 @@ scopes:
       offer: debian-12
       sku: 22.10
       version: latest
+      plan_name: pro
+      plan_product: shop
+      plan_publisher: acme
+      admin_username: op
+      public_keys: [ssh-ed25519 AAAA op@desk]
+      disable_password_authentication: true
+      license_type: RHEL_BYOS
+      physical_zone: rack-3-AZ01
+      security_type: TrustedLaunch
+      secure_boot: true
+      virtual_tpm: false
+      encryption_at_host: null
       user_data: |
         #cloud-config
       tags: {role: front, tier: "1"}
@@ -180,6 +192,18 @@ scopes:
                             offer="debian-12",
                             sku="22.10",
                             version="latest",
+                            plan_name="pro",
+                            plan_product="shop",
+                            plan_publisher="acme",
+                            admin_username="op",
+                            public_keys=("ssh-ed25519 AAAA op@desk",),
+                            disable_password_authentication=True,
+                            license_type="RHEL_BYOS",
+                            physical_zone="rack-3-AZ01",
+                            security_type="TrustedLaunch",
+                            secure_boot=True,
+                            virtual_tpm=False,
+                            encryption_at_host=None,
                             user_data="#cloud-config\n",
                             tags=(("role", "front"), ("tier", "1")),
                         ),
@@ -576,6 +600,7 @@ GOOD: list[dict[str, Any]] = [
         }
     ),
     vm(instance={"tags": {"k" * 512: "v" * 256}, "location": "ü" * 256}),
+    vm(instance={"public_keys": ["k" * 8192] * 50, "secure_boot": None, "virtual_tpm": False}),
     policy(),
     policy(approval="all", auto_approve=[], couple_terminates=True, user_operations_max=1),
     policy(auto_approve=["user-restart", "user-restart"], terminate_notice="off"),
@@ -633,6 +658,12 @@ BAD: list[Any] = [
     vm(instance={"zone": 1}),
     vm(instance={"location": "x" * 257}),
     vm(instance={"mac": "00:0d"}),
+    vm(instance={"plan": {"name": "pro"}}),
+    vm(instance={"public_keys": "ssh-rsa AAAA"}),
+    vm(instance={"public_keys": [{"keyData": "ssh-rsa AAAA"}]}),
+    vm(instance={"public_keys": ["k"] * 51}),
+    vm(instance={"public_keys": ["k" * 8193]}),
+    vm(instance={"secure_boot": "true"}),
     vm(instance={"public_address": "x.example"}),
     vm(instance={"subnet": ""}),
     vm(instance={"user_data": "x" * 65537}),

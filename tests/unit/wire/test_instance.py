@@ -26,6 +26,17 @@ TOLD = Instance(
     offer="debian-12",
     sku="12",
     version="12.5",
+    plan_name="pro",
+    plan_product="shop",
+    plan_publisher="acme",
+    admin_username="op",
+    public_keys=("ssh-ed25519 AAAA op@desk", "ssh-rsa BBBB"),
+    disable_password_authentication=True,
+    license_type="RHEL_BYOS",
+    physical_zone="rack-3-AZ01",
+    security_type="TrustedLaunch",
+    secure_boot=True,
+    virtual_tpm=False,
     user_data="foobar",
     tags=(("role", "front"), ("tier", "1")),
 )
@@ -59,21 +70,45 @@ def test_a_vm_of_a_scale_set_reads_everything_about_itself() -> None:
     storage = result.pop("storageProfile")
 
     assert result == {
+        "additionalCapabilities": {"hibernationEnabled": ""},
         "azEnvironment": "AzurePublicCloud",
+        "customData": "",
         "evictionPolicy": "Deallocate",
+        "extendedLocation": {"name": "", "type": ""},
+        "host": {"id": ""},
+        "hostGroup": {"id": ""},
+        "isHostCompatibilityLayerVm": "",
+        "licenseType": "RHEL_BYOS",
         "location": "rack-3",
         "name": "web_7",
         "offer": "debian-12",
-        "osProfile": {"computerName": "web000007"},
+        "osProfile": {
+            "adminUsername": "op",
+            "computerName": "web000007",
+            "disablePasswordAuthentication": "true",
+        },
         "osType": "Linux",
+        "physicalZone": "rack-3-AZ01",
         "placementGroupId": "3c90b10a-1f1d-5b7b-9c2f-d52e495fea48",
+        "plan": {"name": "pro", "product": "shop", "publisher": "acme"},
         "platformFaultDomain": "2",
+        "platformSubFaultDomain": "",
         "platformUpdateDomain": "4",
         "priority": "Spot",
         "provider": "Microsoft.Compute",
+        "publicKeys": [
+            {"keyData": "ssh-ed25519 AAAA op@desk", "path": "/home/op/.ssh/authorized_keys"},
+            {"keyData": "ssh-rsa BBBB", "path": "/home/op/.ssh/authorized_keys"},
+        ],
         "publisher": "debian",
         "resourceGroupName": "shop",
         "resourceId": f"{PREFIX}/virtualMachineScaleSets/web/virtualMachines/7",
+        "securityProfile": {
+            "encryptionAtHost": "",
+            "secureBootEnabled": "true",
+            "securityType": "TrustedLaunch",
+            "virtualTpmEnabled": "false",
+        },
         "sku": "12",
         "subscriptionId": "8d10da13-8125-4ba9-a717-bf7490507b3d",
         "tags": "role:front;tier:1",
@@ -106,10 +141,15 @@ def test_undeclared_values_are_empty_strings() -> None:
 
     empty = {name for name, value in result.items() if value == ""}
     assert empty == {
+        "customData",
         "evictionPolicy",
+        "isHostCompatibilityLayerVm",
+        "licenseType",
         "location",
         "offer",
+        "physicalZone",
         "placementGroupId",
+        "platformSubFaultDomain",
         "priority",
         "publisher",
         "resourceGroupName",
@@ -125,7 +165,35 @@ def test_undeclared_values_are_empty_strings() -> None:
     }
     assert result["tagsList"] == []
     assert result["virtualMachineScaleSet"] == {"id": ""}
-    assert result["osProfile"] == {"computerName": "db-0"}
+    assert result["osProfile"] == {
+        "adminUsername": "",
+        "computerName": "db-0",
+        "disablePasswordAuthentication": "",
+    }
+    assert result["plan"] == {"name": "", "product": "", "publisher": ""}
+    assert result["publicKeys"] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "since"),
+    [
+        ("securityProfile/secureBootEnabled", "2020-06-01"),
+        ("securityProfile/virtualTpmEnabled", "2020-06-01"),
+        ("osProfile/adminUsername", "2020-07-15"),
+        ("osProfile/disablePasswordAuthentication", "2020-10-01"),
+        ("storageProfile/resourceDisk", "2021-02-01"),
+        ("securityProfile/encryptionAtHost", "2021-11-01"),
+        ("securityProfile/securityType", "2021-12-13"),
+    ],
+)
+def test_inner_member_is_there_from_its_version_on_and_not_before(path: str, since: str) -> None:
+    """A strict client of an older version rejects what it does not know (protocol 8.1)."""
+    before = INSTANCE_VERSIONS[INSTANCE_VERSIONS.index(since) - 1]
+    segments = ["compute", *path.split("/")]
+
+    assert select(tree(SCALE_SET, VM, since), segments, "text")
+    with pytest.raises(NotFound):
+        select(tree(SCALE_SET, VM, before), segments, "text")
 
 
 def test_leaves_are_strings_and_members_are_sorted() -> None:
@@ -193,14 +261,23 @@ def test_vm_outside_a_scale_set_has_no_scale_set_name() -> None:
     [
         ("2017-08-01", {"placementGroupId", "resourceGroupName", "subscriptionId", "tags"}),
         ("2017-12-01", {"vmScaleSetName", "zone"}),
+        ("2018-04-02", {"plan", "publicKeys"}),
         ("2018-10-01", {"azEnvironment", "provider"}),
+        ("2019-02-01", {"customData"}),
         ("2019-03-11", {"resourceId"}),
         ("2019-06-01", {"storageProfile"}),
         ("2019-06-04", {"tagsList"}),
+        ("2020-06-01", {"isHostCompatibilityLayerVm", "securityProfile"}),
         ("2020-07-15", {"osProfile"}),
+        ("2020-09-01", {"licenseType"}),
         ("2020-12-01", {"evictionPolicy", "priority"}),
         ("2021-01-01", {"userData"}),
-        ("2021-03-01", {"virtualMachineScaleSet"}),
+        ("2021-02-01", set()),
+        ("2021-03-01", {"extendedLocation", "virtualMachineScaleSet"}),
+        ("2021-10-01", {"platformSubFaultDomain"}),
+        ("2021-11-01", {"additionalCapabilities"}),
+        ("2021-11-15", {"host", "hostGroup"}),
+        ("2023-11-15", {"physicalZone"}),
     ],
 )
 def test_a_member_is_there_from_its_version_on_and_not_before(
@@ -273,7 +350,10 @@ def test_the_network_of_an_ipv6_vm() -> None:
         ("compute/tags", b"role:front;tier:1"),
         ("compute/tagsList/1/value", b"1"),
         ("compute/tagsList", b"0/\n1/"),
-        ("compute/osProfile", b"computerName"),
+        ("compute/plan", b"name\nproduct\npublisher"),
+        ("compute/plan/name", b"pro"),
+        ("compute/publicKeys/0/keyData", b"ssh-ed25519 AAAA op@desk"),
+        ("compute/securityProfile/virtualTpmEnabled", b"false"),
         ("compute/storageProfile/dataDisks", b""),
         ("network", b"interface/"),
         ("network/interface/0", b"ipv4/\nipv6/\nmacAddress"),
@@ -294,9 +374,9 @@ def test_the_root_lists_its_two_categories_as_directories() -> None:
 
 def test_a_node_is_compact_json() -> None:
     """As the rest of the service."""
-    assert select(
-        tree(SCALE_SET, VM, NEWEST), ["compute", "osProfile"], "json"
-    ) == InstanceResponse(JSON, b'{"computerName":"web000007"}')
+    assert select(tree(SCALE_SET, VM, NEWEST), ["compute", "plan"], "json") == InstanceResponse(
+        JSON, b'{"name":"pro","product":"shop","publisher":"acme"}'
+    )
     assert (
         select(tree(SCALE_SET, VM, NEWEST), ["network", "interface", "0", "ipv6"], "json").body
         == b'{"ipAddress":[]}'
