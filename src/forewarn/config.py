@@ -193,7 +193,7 @@ class Config:
     legacy_path: Annotated[bool, Option("Protocol", kind.BOOLEAN,
         "Serve `/metadata/latest/scheduledevents` as 2017-03-01.")] = False
     lenient_versions: Annotated[bool, Option("Protocol", kind.BOOLEAN,
-        "Answer an unknown api-version like the newest one before it, not with 400.")] = False
+        "Answer an unknown api-version like the newest one before it, not with 404.")] = False
     impacts_max: Annotated[int, Option("Impacts", kind.integer(1, 100_000),
         "Impacts that are carried out at the same time.")] = 256
     impact_seconds_max: Annotated[float, Option("Impacts", kind.number(1, 86_400),

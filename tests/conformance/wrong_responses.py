@@ -102,7 +102,7 @@ VERSION = {
     "version-empty-is-400": ERROR_AS_200,
     "version-unknown-is-400": ERROR_AS_200,
     "version-latest-is-400": ERROR_AS_200,
-    "version-of-instance-only-is-400": ERROR_AS_200,
+    "version-with-an-unknown-date-is-404": change_status(404, 400),
     "version-missing-has-the-documented-message": edit_json(
         lambda value: value.update(error="No.")
     ),
@@ -256,6 +256,11 @@ KIND = {
 }
 
 INSTANCE = {
+    "root-names-the-newest-versions": respond_with(400, lacks_version),
+    "identity-not-found-is-400": respond_with(404, target_has("/identity")),
+    "instance-compute-has-plan-and-public-keys": edit_json(
+        lambda value: delitem(value["compute"], "publicKeys")
+    ),
     "versions-are-listed": edit_json(lambda value: value.update(apiVersions=[])),
     "versions-are-ascending": edit_json(lambda value: value["apiVersions"].reverse()),
     "versions-listed-are-served": edit_json(
@@ -389,6 +394,7 @@ APPROVAL = {
         body_matches(rb'"DocumentIncarnation": [0-9]')
     ),
     "approval-with-stale-incarnation-is-accepted": reject_approval(body_matches(b"987654321")),
+    "approval-in-camel-case-is-accepted": reject_approval(body_matches(b'"startRequests"')),
     "approval-with-more-members-is-accepted": reject_approval(body_matches(b'"By"')),
     "approval-in-chunks-is-accepted": respond_with(411, has_header("transfer-encoding")),
     "approval-after-100-continue-is-accepted": respond_with(417, has_header("expect")),

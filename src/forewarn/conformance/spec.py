@@ -55,8 +55,9 @@ COMPUTE_ALWAYS = {
 """The members of `compute` that every version has (8.1)."""
 
 COMPUTE_LATER = {
-    "azEnvironment", "evictionPolicy", "osProfile", "priority", "provider", "resourceId",
-    "storageProfile", "tagsList", "userData", "virtualMachineScaleSet",
+    "azEnvironment", "evictionPolicy", "licenseType", "osProfile", "plan", "priority", "provider",
+    "publicKeys", "resourceId", "securityProfile", "storageProfile", "tagsList", "userData",
+    "virtualMachineScaleSet",
 }
 """Members of `compute` that are newer than INSTANCE_VERSION_OLD (8.1)."""
 # fmt: on

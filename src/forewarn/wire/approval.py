@@ -3,7 +3,7 @@
 It is read as JSON whatever its Content-Type: most clients send another one.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -24,13 +24,23 @@ class _Request(msgspec.Struct):
     StartRequests: Annotated[list[_Start], msgspec.Meta(min_length=1, max_length=ENTRIES_MAX)]
 
 
-_decoder = msgspec.json.Decoder(_Request)
-
-
 def parse(body: bytes) -> tuple[str, ...]:
     """Return the event ids in upper case, in order, without duplicates."""
     try:
-        request = _decoder.decode(body.decode("utf-8-sig"))
+        values = _spell(msgspec.json.decode(body.decode("utf-8-sig")), "StartRequests")
+        if isinstance(values, dict) and isinstance(starts := values.get("StartRequests"), list):
+            values["StartRequests"] = [_spell(start, "EventId") for start in starts]
+        request = msgspec.convert(values, _Request)
     except (UnicodeDecodeError, RecursionError, msgspec.DecodeError) as error:
         raise Invalid(f"Bad request. Expected {SHAPE}; {error}") from error
     return tuple(dict.fromkeys(start.EventId.upper() for start in request.StartRequests))
+
+
+def _spell(value: Any, name: str) -> Any:
+    """The object, with its member of this name written like this: .NET clients use camelCase."""
+    if not isinstance(value, dict):
+        return value
+    given = [each for each in value if each.lower() == name.lower()]
+    if len(given) > 1:
+        raise msgspec.ValidationError(f"`{given[0]}` and `{given[1]}` are the same member")
+    return value | {name: value[given[0]]} if given else value

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date
 from types import MappingProxyType
 
 import msgspec
@@ -63,9 +64,17 @@ _BAD_VERSION = (
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
+def is_date(name: str) -> bool:
+    """Whether it looks like an api-version. `fromisoformat` alone also accepts other forms."""
+    try:
+        return bool(_DATE.fullmatch(name) and date.fromisoformat(name))
+    except ValueError:
+        return False
+
+
 def find_lenient(name: str) -> Version | None:
     """Return the version of that name, or for an unknown date the newest one before it."""
-    if not _DATE.fullmatch(name):
+    if not is_date(name):
         return None
     return next((version for version in reversed(VERSIONS) if version.name <= name), None)
 

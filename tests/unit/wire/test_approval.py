@@ -19,12 +19,16 @@ SHAPE = '{"StartRequests":[{"EventId":"<id>"}]}'
         b'{"StartRequests":[{"EventId":"4CAEA225","EventType":"Reboot","NotBefore":null}],"Comment":""}',
         b'\xef\xbb\xbf{"StartRequests":[{"EventId":"4CAEA225"}]}',
         b'{"StartRequests":[{"EventId":"4CAEA225"},{"EventId":"4caea225"}]}',
+        b'{"startRequests":[{"eventId":"4CAEA225"}]}',
+        b'{"STARTREQUESTS":[{"eventid":"4CAEA225"}]}',
+        b'{"StartRequests":[{"EventId":"4CAEA225"}],"Event":{"EventId":1,"eventid":2}}',
     ],
 )
 def test_every_known_client_body_is_accepted(body: bytes) -> None:
     """The incarnation came as string, as number and not at all;
 
-    PowerShell writes a byte order mark; ids differ in case only.
+    PowerShell writes a byte order mark, .NET camelCase; ids differ in case only. Members that are
+    not read may hold anything.
     """
     assert parse(body) == ("4CAEA225",)
 
@@ -49,7 +53,15 @@ def test_several_ids_keep_their_order() -> None:
         (b"[]", "Expected `object`, got `array`"),
         (b"null", "Expected `object`, got `null`"),
         (b"{}", "Object missing required field `StartRequests`"),
-        (b'{"startrequests":[{"EventId":"A"}]}', "Object missing required field `StartRequests`"),
+        (b'{"startrequest":[{"EventId":"A"}]}', "Object missing required field `StartRequests`"),
+        (
+            b'{"StartRequests":[{"EventId":"A"}],"startRequests":[{"EventId":"B"}]}',
+            "`StartRequests` and `startRequests` are the same member",
+        ),
+        (
+            b'{"startRequests":[{"eventid":"A","EventID":"A"}]}',
+            "`eventid` and `EventID` are the same member",
+        ),
         (b'{"StartRequests":null}', "Expected `array`, got `null` - at `$.StartRequests`"),
         (
             b'{"StartRequests":{"EventId":"A"}}',
@@ -62,7 +74,7 @@ def test_several_ids_keep_their_order() -> None:
             "Object missing required field `EventId` - at `$.StartRequests[1]`",
         ),
         (
-            b'{"StartRequests":[{"eventId":"A"}]}',
+            b'{"StartRequests":[{"Event":"A"}]}',
             "Object missing required field `EventId` - at `$.StartRequests[0]`",
         ),
         (

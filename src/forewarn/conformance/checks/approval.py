@@ -62,7 +62,7 @@ def approval_of_nothing_is_400() -> None:
 
 
 WITHOUT_ID = rejects_start_requests(
-    b"[{}]", b'[{"EventID":%b}]' % EVENT_ID, b"[1]", b'[{"EventId":1}]'
+    b"[{}]", b'[{"Event":%b}]' % EVENT_ID, b"[1]", b'[{"EventId":1}]'
 )
 
 
@@ -76,7 +76,7 @@ def approval_of_an_unknown_id_is_400() -> None:
     """200 is documented for a valid id; a client must not believe that it approved something."""
 
 
-@rule(MUST, "PROTOCOL 1.3", gives(400, post(UNKNOWN, None), post(UNKNOWN, "2016-01-01")), APPROVE)
+@rule(MUST, "PROTOCOL 1.3", gives(400, post(UNKNOWN, None), post(UNKNOWN, "preview")), APPROVE)
 def approval_without_version_is_400() -> None:
     """The rule is the same for GET and POST."""
 
@@ -267,6 +267,13 @@ def approval_with_more_members_is_accepted(session: Session) -> None:
     """Clients that send the whole event back mean its id."""
     entry = {"EventId": session.approved(), "EventType": "Reboot", "x": [1, {"y": None}]}
     body = json.dumps({"StartRequests": [entry], "By": "me"}).encode()
+    session.send(post(body), status(200))
+
+
+@check(SHOULD, "PROTOCOL 11: camelCase (.NET)", *EVENT)
+def approval_in_camel_case_is_accepted(session: Session) -> None:
+    """.NET clients with default settings write startRequests and eventId."""
+    body = json.dumps({"startRequests": [{"eventId": session.approved()}]}).encode()
     session.send(post(body), status(200))
 
 

@@ -14,6 +14,9 @@ from forewarn.conformance.spec import COMPUTE_ALWAYS, COMPUTE_LATER, INSTANCE_VE
 NAME_AS_TEXT = instance_text("/compute/name")
 NAME = NAME_AS_TEXT._replace(query="")
 WITHOUT_VERSION = TREE._replace(version=None)
+ROOT = WITHOUT_VERSION._replace(path="/metadata")
+TOKEN = TREE._replace(path="/metadata/identity/oauth2/token", version="2018-02-01")
+NO_IDENTITY = {"error": "invalid_request", "error_description": "Identity not found"}
 
 
 def _tree(session: Session, version: str | None = TREE.version) -> JsonObject:
@@ -32,6 +35,21 @@ def _walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(node, dict | list):
         for name, child in node.items() if isinstance(node, dict) else enumerate(node):
             yield from _walk(child, f"{path}/{name}")
+
+
+@rule(SHOULD, "PROTOCOL 11: GET /metadata", sends(newest_versions, ROOT))
+def root_names_the_newest_versions() -> None:
+    """A probe for the metadata service learns from the error which versions there are."""
+
+
+@check(MUST, "PROTOCOL 11: 400 without an identity")
+def identity_not_found_is_400(session: Session) -> None:
+    """azure-identity stops at this error at once, and retries a 404 for about 20 seconds."""
+    response = session.send(TOKEN)
+    if response.status == 200:
+        raise NotRun("the VM has an identity")
+    status(400)(response)
+    expect_equal("the body", response.json(), NO_IDENTITY)
 
 
 @check(MUST, "PROTOCOL 8.1: /metadata/versions")
@@ -97,6 +115,14 @@ def instance_compute_has_no_newer_members(session: Session) -> None:
     """A strict client of 2017 rejects members of 2021."""
     newer = COMPUTE_LATER.intersection(_tree(session, INSTANCE_VERSION_OLD)["compute"])
     expect(not newer, f"no newer members in {INSTANCE_VERSION_OLD}", sorted(newer))
+
+
+@check(MUST, "PROTOCOL 8.1: plan and publicKeys")
+def instance_compute_has_plan_and_public_keys(session: Session) -> None:
+    """insights-core reads the plan, and cloud-init the keys, of every VM."""
+    compute = _tree(session)["compute"]
+    expect(set(compute["plan"]) == {"name", "product", "publisher"}, "a plan", compute["plan"])
+    expect(is_list_of(JsonObject, compute["publicKeys"]), "a list of keys", compute["publicKeys"])
 
 
 @check(MUST, "PROTOCOL 8.1: format=text, no newline (DRAIN)")

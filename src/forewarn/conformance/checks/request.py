@@ -22,7 +22,7 @@ REQUESTS = 5
 NO_APPROVALS = b'{"StartRequests":[]}'
 
 BARE, BARE_OLDEST = Request(headers={}), Request(version=OLDEST, headers={})
-UNKNOWN_VERSION = Request(version="2016-01-01")
+UNKNOWN_VERSION = Request(version="preview")
 UNKNOWN_PATH = Request("/metadata/no-such-thing")
 UNKNOWN_ELEMENT = TREE._replace(path=f"{TREE.path}/compute/noSuchThing", query=TEXT)
 PUT = Request(method="PUT")

@@ -3,7 +3,7 @@
 import re
 
 from forewarn.conformance.check import MUST, SHOULD, check, expect, expect_equal, fail, rule
-from forewarn.conformance.expectation import a_rejection, gives, sends, served
+from forewarn.conformance.expectation import a_rejection, an_error, gives, sends, served
 from forewarn.conformance.raw_http import RawResponse, Request
 from forewarn.conformance.session import Session
 from forewarn.conformance.spec import BAD_VERSION, NEWEST, TEXT, VERSIONS
@@ -12,7 +12,8 @@ DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 NEWEST_COUNT = 3
 
 MISSING, EMPTY = Request(version=None), Request(version="")
-UNKNOWN = [Request(version=version) for version in ("2016-01-01", "2017-3-1", "1", "preview")]
+UNKNOWN = [Request(version=version) for version in ("2017-3-1", "1", "preview", "2020-13-01")]
+UNKNOWN_DATES = [Request(version=version) for version in ("2021-12-13", "2016-01-01")]
 LATEST = [Request(version=version) for version in ("latest", "{latest}")]
 DUPLICATE = [Request(query=f"api-version={second}") for second in (NEWEST, VERSIONS[1])]
 INVALID = (MISSING, UNKNOWN[0])
@@ -57,7 +58,7 @@ def version_empty_is_400() -> None:
 
 @rule(MUST, "PROTOCOL 1.3", gives(400, *UNKNOWN))
 def version_unknown_is_400() -> None:
-    """A version that was never published has no meaning that a client could rely on."""
+    """What is not a date was never a version, so the client learns which ones there are."""
 
 
 @rule(MUST, "PROTOCOL 1.1: {latest} is unsupported since 2017", gives(400, *LATEST))
@@ -65,9 +66,9 @@ def version_latest_is_400() -> None:
     """A client that uses the latest version breaks on the day of the next one."""
 
 
-@rule(SHOULD, "PROTOCOL 1.3: strict by default", gives(400, Request(version="2021-12-13")))
-def version_of_instance_only_is_400() -> None:
-    """The instance tree has its own versions: 2021-12-13 is not one of the document's."""
+@rule(MUST, "PROTOCOL 11: 404 (OpenShift)", sends(an_error(404), *UNKNOWN_DATES))
+def version_with_an_unknown_date_is_404() -> None:
+    """OpenShift's handler requests a newer version first, and panics unless it gets 200 or 404."""
 
 
 @check(SHOULD, "PROTOCOL 1.3: text of the 400 (IMDS)")

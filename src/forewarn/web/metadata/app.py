@@ -9,7 +9,7 @@ to do. The first check that fails determines the response:
 4. the path, 404; then the method, 405 with Allow
 5. a duplicate query parameter: 400
 6. the Metadata header, as the api-version requires: 400
-7. the api-version: 400, with those that are accepted
+7. the api-version: 400, with those that are accepted; a date that is not one of them: 404
 8. the body of an approval or the path into the instance tree, 400 and 404; the rules, 400
 
 Only a GET that returns the document, or that it has not changed, counts as a poll.
@@ -55,7 +55,7 @@ from forewarn.web.http_status import (
 from forewarn.web.metadata import request as requests
 from forewarn.web.metadata.client_identity import ClientIdentity, check_signed_time, identify
 from forewarn.web.metadata.fast_path import document_headers, etag, render
-from forewarn.web.metadata.request import BadVersion, MetadataRequest
+from forewarn.web.metadata.request import BodyError, MetadataRequest
 from forewarn.wire import approval, document, instance
 
 
@@ -155,6 +155,12 @@ class Metadata:
         if path == requests.INSTANCE or path.startswith(f"{requests.INSTANCE}/"):
             requests.require_method(request, "GET", "HEAD")
             return _instance(request, client)
+        if path in (requests.TOKEN, requests.ROOT):
+            requests.require_method(request, "GET", "HEAD")
+            query = requests.parse_query(request.query)
+            if path == requests.TOKEN:
+                raise requests.no_identity(request)
+            requests.instance_version(request, query)
         raise NotFound("Not found. There is nothing at this path")
 
     def _identify(self, request: MetadataRequest) -> ClientIdentity:
@@ -259,7 +265,7 @@ def kind_of(scope: Message) -> str:
 
 
 def error_reply(error: Error) -> Reply:
-    body = error.body if isinstance(error, BadVersion) else metadata_body(error)
+    body = error.body if isinstance(error, BodyError) else metadata_body(error)
     headers = headers_of(error).items()
     more = ((name.lower().encode(), value.encode()) for name, value in headers)
     return make_reply(status_of(error, METADATA_STATUS), body, *more)

@@ -7,32 +7,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
+import msgspec
+
 from forewarn.config import Config
-from forewarn.errors import Invalid
+from forewarn.errors import Invalid, NotFound
 from forewarn.web.http.message import preferred_seconds
 from forewarn.web.http_status import WrongMethod
 from forewarn.wire import versions
 from forewarn.wire.versions import BY_NAME, INSTANCE_VERSIONS, Version
 
+ROOT = "/metadata"
 EVENTS = "/metadata/scheduledevents"
 EVENTS_LEGACY = "/metadata/latest/scheduledevents"
 INSTANCE = "/metadata/instance"
+TOKEN = "/metadata/identity/oauth2/token"  # noqa: S105
 VERSIONS = "/metadata/versions"
 LEGACY_VERSION = versions.VERSIONS[0]
 
+NO_HEADER = "Required metadata header not specified"
 PARAMETERS_MAX = 100
 _AS = "/as/"
 
 
-class BadVersion(Invalid):
-    """The api-version is missing or unknown.
+class BodyError(Invalid):
+    """An error with a body of its own: clients send such requests on purpose, to read it."""
 
-    The body differs from other errors: clients send such requests on purpose, to read it.
-    """
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body.decode())
+        self.body = body
+
+
+class BadVersion(BodyError):
+    """The api-version is missing or unknown."""
 
     def __init__(self, accepted: Sequence[str]) -> None:
-        super().__init__("api-version is invalid or was not specified")
-        self.body = versions.bad_version_body(accepted)
+        super().__init__(versions.bad_version_body(accepted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,10 @@ def parse_query(query: bytes) -> dict[str, str]:
 
 
 def events_version(request: MetadataRequest, config: Config) -> Version:
-    """The api-version of a Scheduled Events request. Only one version waives the header."""
+    """The api-version of a Scheduled Events request. Only one version waives the header.
+
+    A date that is not served is a 404: clients that try a newer version first rely on that.
+    """
     name = parse_query(request.query).get("api-version", "")
     version = BY_NAME.get(name)
     if version is None and config.lenient_versions:
@@ -92,6 +104,8 @@ def events_version(request: MetadataRequest, config: Config) -> Version:
         version = LEGACY_VERSION
     if version is None or version.requires_header:
         require_header(request)
+    if version is None and versions.is_date(name):
+        raise NotFound("Not found. Invalid version requested")
     if version is None:
         raise BadVersion([*BY_NAME])
     return version
@@ -118,8 +132,19 @@ def require_header(request: MetadataRequest) -> None:
     """`Metadata: true` protects against SSRF: an attacker who controls the URL can rarely set
     headers.
     """
-    if request.headers.get(b"metadata", b"").strip().lower() != b"true":
-        raise Invalid("Bad request. Required metadata header not specified")
+    if not has_header(request):
+        raise Invalid(f"Bad request. {NO_HEADER}")
+
+
+def has_header(request: MetadataRequest) -> bool:
+    return request.headers.get(b"metadata", b"").strip().lower() == b"true"
+
+
+def no_identity(request: MetadataRequest) -> BodyError:
+    """No VM has an identity. Azure's libraries stop at this error; they would retry a 404."""
+    reason = "Identity not found" if has_header(request) else NO_HEADER
+    body = {"error": "invalid_request", "error_description": reason}
+    return BodyError(msgspec.json.encode(body))
 
 
 def wait_seconds(request: MetadataRequest, config: Config) -> int:

@@ -217,13 +217,64 @@ def test_unknown_path_is_not_found() -> None:
     async def main(guest: Guest) -> None:
         for path in (
             "/",
-            "/metadata",
+            "/metadata?api-version=2021-02-01",
+            "/metadata/identity",
             "/metadata/attested/document",
             "/metadata/latest/scheduledevents",
             "/as/web-0" + EVENTS,
         ):
             response = await guest.call(path, TRUE)
             assert (response.status, list(response.json)) == (404, ["error"])
+
+    run(main)
+
+
+@pytest.mark.parametrize("path", ["/metadata", "/Metadata/", "/metadata?api-version=2024-07-09"])
+def test_root_names_the_newest_versions(path: str) -> None:
+    """Some clients probe for the service there; Azure answers like this."""
+
+    async def main(guest: Guest) -> None:
+        response = await guest.call(path, TRUE)
+        assert response.status == 400
+        assert response.json["newest-versions"] == ["2025-04-07", "2024-07-17", "2024-03-15"]
+        bare = await guest.call(path)
+        assert bare.json == {"error": "Bad request. Required metadata header not specified"}
+
+    run(main)
+
+
+TOKEN = "/metadata/identity/oauth2/token"
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ((TRUE,), b"Identity not found"),
+        ((), b"Required metadata header not specified"),
+    ],
+)
+def test_token_request_learns_that_there_is_no_identity(
+    headers: tuple[tuple[bytes, bytes], ...], reason: bytes
+) -> None:
+    """azure-identity gives up at once; after a 404 it tries again for 24 seconds."""
+
+    async def main(guest: Guest) -> None:
+        response = await guest.call(f"{TOKEN}?api-version=2018-02-01&resource=x", *headers)
+        assert response.status == 400
+        assert response.body == b'{"error":"invalid_request","error_description":"%b"}' % reason
+
+    run(main)
+
+
+def test_date_that_is_not_served_is_a_404_for_polls_and_approvals() -> None:
+    """So OpenShift's termination handler falls back to a version that is served."""
+    target = "/metadata/scheduledevents?api-version=2024-07-09"
+
+    async def main(guest: Guest) -> None:
+        for method, body in (("GET", b""), ("POST", APPROVAL)):
+            response = await guest.call(target, TRUE, method=method, body=body)
+            assert response.status == 404
+            assert response.body == b'{"error":"Not found. Invalid version requested"}'
 
     run(main)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from forewarn.config import Config
-from forewarn.errors import Invalid
+from forewarn.errors import Invalid, NotFound
 from forewarn.web.http.message import join_headers
 from forewarn.web.metadata.request import (
     BadVersion,
@@ -115,9 +115,17 @@ def test_missing_header_is_reported_before_the_version() -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["", "api-version=", "api-version=latest", "api-version={latest}", "api-version=2021-12-13"],
+    [
+        "",
+        "api-version=",
+        "api-version=latest",
+        "api-version={latest}",
+        "api-version=2021-13-01",
+        "api-version=20211213",
+        "api-version=2021-W50-1",
+    ],
 )
-def test_unknown_version_error_lists_the_newest(query: str) -> None:
+def test_missing_version_error_lists_the_newest(query: str) -> None:
     """Several clients call without one on purpose and read `newest-versions`."""
     with pytest.raises(BadVersion) as refused:
         events_version(make_request(query), Config())
@@ -126,6 +134,18 @@ def test_unknown_version_error_lists_the_newest(query: str) -> None:
         "2019-08-01",
         "2019-04-01",
     ]
+
+
+@pytest.mark.parametrize("date", ["2024-07-09", "2021-12-13", "2016-01-01"])
+def test_date_that_is_not_a_version_is_not_found(date: str) -> None:
+    """OpenShift's termination handler asks for 2024-07-09 first, and accepts only 200 or 404."""
+    with pytest.raises(NotFound, match=r"^Not found\. Invalid version requested$"):
+        events_version(make_request(f"api-version={date}"), Config())
+
+
+def test_missing_header_is_reported_before_an_unknown_date() -> None:
+    with pytest.raises(Invalid, match="Required metadata header"):
+        events_version(make_request("api-version=2024-07-09", {}), Config())
 
 
 def test_lenient_mode_serves_the_version_before_a_date() -> None:
