@@ -720,6 +720,7 @@ class World:
             auto_approve=tuple(choice for choice in AutoApprove if self.chance.random() < 0.3),
             couple_terminates=self.chance.random() < 0.3,
             user_operations_max=2,
+            failed_hardware=self.chance.choice([EventType.REBOOT, EventType.REDEPLOY]),
         )
         kind = ScopeKind.VM if name == "one" else ScopeKind.SCALE_SET
         return Scope(name=name, kind=kind, policy=policy, vms=vms)

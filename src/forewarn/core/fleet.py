@@ -65,6 +65,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     couple_terminates: bool = False
     user_operations_max: int = 100
     max_unavailable: Budget | None = None
+    failed_hardware: EventType = EventType.REBOOT
 
 
 DEFAULT_POLICY = Policy()

@@ -177,7 +177,7 @@ def degrade(draft: Draft, command: commands.Degrade) -> None:
 
 def fail(draft: Draft, command: commands.Fail) -> None:
     """Supersedes events that were announced while the hardware was only degraded."""
-    type_, host = EventType.REBOOT, command.host
+    type_, host = draft.scope.policy.failed_hardware, command.host
     for event_id, vms in new_events(draft, command, type_, Cause.FAILED):
         for vm in vms:
             supersede_degraded(draft, vm.name, host)
@@ -203,7 +203,7 @@ def new_events(
     """The ids and VMs of the events to create, one for each update domain on the host.
 
     VMs with such an event are left out, so an operation that was half done can be repeated. If
-    none is left, it is refused.
+    none is left, it is refused. A host fails only once, as whatever type its events are.
     """
     known = draft.known_ids()
     residents: dict[int, list[Vm]] = {}
@@ -213,7 +213,7 @@ def new_events(
     pending = {
         name: event.id
         for event in reversed(draft.events.values())
-        if (event.type, event.source, event.cause) == (type_, Source.PLATFORM, cause)
+        if event.cause is cause and (event.type is type_ or cause is Cause.FAILED)
         for name in event.resources
     }
     events, refused, is_known = [], list[Vm](), False

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from forewarn.core.event import EventType
 from forewarn.core.fleet import DEFAULT_INSTANCE, DEFAULT_POLICY, Budget, Scope, ScopeKind, Vm
 from forewarn.core.timing import TERMINATE_NOTICE_MAX, TERMINATE_NOTICE_MIN
 from forewarn.duration import parse_duration
@@ -157,6 +158,7 @@ _PARSERS: dict[str, Callable[[Any], object]] = {
     "auto_approve": lambda names: tuple(dict.fromkeys(names)),
     "terminate_notice": _parse_notice,
     "max_unavailable": parse_budget,
+    "failed_hardware": EventType,
 }
 """Members that are something else in the fleet than in the file. ValueError: an invalid value."""
 

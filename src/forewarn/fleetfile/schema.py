@@ -3,7 +3,7 @@
 They validate the file, and the JSON Schema and the error messages are derived from them.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -81,6 +81,7 @@ MaxUnavailable = Annotated[
     | None,
     Meta(description="a number of VMs from 1 to 100000, or a percentage from 1% to 100%"),
 ]
+FailureType = Annotated[Literal["Reboot", "Redeploy"], Meta(description="Reboot or Redeploy")]
 Flag = Annotated[bool, Meta(description="true or false")]
 Text = Annotated[str, _text(256)]
 PublicKey = Annotated[str, _text(8_192)]
@@ -153,6 +154,7 @@ class PolicyEntry(msgspec.Struct, forbid_unknown_fields=True):
     couple_terminates: Flag = Policy().couple_terminates
     user_operations_max: Operations = Policy().user_operations_max
     max_unavailable: MaxUnavailable = None
+    failed_hardware: FailureType = "Reboot"
 
 
 _KIND_VM_HAS_ONE_VM = {

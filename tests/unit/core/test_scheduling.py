@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from forewarn import errors
 from forewarn.core.command import (
@@ -21,7 +22,7 @@ from forewarn.core.command import (
     Tick,
 )
 from forewarn.core.event import Cause, EventType, Source, Status
-from forewarn.core.fleet import AutoApprove, Power, ScopeKind
+from forewarn.core.fleet import AutoApprove, Power, Scope, ScopeKind
 from forewarn.core.timing import Timing
 from tests.builders import (
     MINUTE,
@@ -388,6 +389,54 @@ def test_all_kinds_of_scope_have_the_same_rules(kind: ScopeKind) -> None:
 
     assert outcome.scope.events[0].source is Source.USER
     assert [change.what for change in outcome.changes] == ["scheduled"]
+
+
+def fail_again(scope: Scope, type_: EventType) -> Scope:
+    policy = replace(scope.policy, failed_hardware=type_)
+    return run(replace(scope, policy=policy), Fail(host="host-a", operation_id=guid(9)))
+
+
+@pytest.mark.parametrize("type_", [EventType.REBOOT, EventType.REDEPLOY])
+def test_failed_hardware_has_the_event_type_of_the_policy(type_: EventType) -> None:
+    """Microsoft's articles have both; clients handle them differently."""
+    scope = scope_of(failed_hardware=type_)
+
+    scope = run(scope, Fail(host="host-a", operation_id=guid(8)))
+
+    assert statuses(scope) == [f"{type_} Started web-0"]
+    assert scope.events[0].description == "Virtual machine has encountered a failure."
+
+
+@pytest.mark.parametrize("first", [EventType.REBOOT, EventType.REDEPLOY])
+def test_failure_after_a_change_of_policy_makes_no_second_event(first: EventType) -> None:
+    """The VM is moved once; a second event would restart it on its new host."""
+    (second,) = {EventType.REBOOT, EventType.REDEPLOY} - {first}
+    scope = run(scope_of(failed_hardware=first), Fail(host="host-a", operation_id=guid(8)))
+
+    with pytest.raises(errors.AlreadyPending, match=scope.events[0].id):
+        fail_again(scope, second)
+
+
+def test_failure_after_a_change_of_policy_reaches_a_vm_that_came_later() -> None:
+    """As for any repeated host operation, only the VMs without such an event get one."""
+    scope = run(scope_of(vm("a")), Fail(host="host-a", operation_id=guid(8)))
+    late = replace(scope, vms=(*scope.vms, vm("b")))
+
+    scope = fail_again(late, EventType.REDEPLOY)
+
+    assert statuses(scope) == ["Reboot Started a", "Redeploy Started b"]
+
+
+def test_failed_hardware_as_redeploy_leaves_degraded_hardware_no_event() -> None:
+    """Both are Redeploys of the platform, but not the same operation."""
+    scope = run(
+        scope_of(vm("a"), failed_hardware=EventType.REDEPLOY),
+        Degrade(host="host-a", operation_id=OPERATION),
+        Fail(host="host-a", operation_id=guid(8)),
+    )
+
+    assert statuses(scope) == ["Redeploy Started a"]
+    assert [event.cause for event in scope.events] == [Cause.FAILED]
 
 
 def test_failed_hardware_supersedes_degraded_hardware() -> None:

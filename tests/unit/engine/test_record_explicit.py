@@ -54,6 +54,7 @@ POLICY = Policy(
     couple_terminates=False,
     user_operations_max=100,
     max_unavailable=None,
+    failed_hardware=EventType.REBOOT,
 )
 """What the first version meant by a policy that says nothing.
 
@@ -145,6 +146,7 @@ def test_record_contains_default_policy_and_kind() -> None:
         "couple_terminates": False,
         "user_operations_max": 100,
         "max_unavailable": None,
+        "failed_hardware": "Reboot",
     }
     budget = stored(SCOPE.decode(BUDGET_WRITTEN_BY_1), SCOPE)["policy"]["max_unavailable"]
     assert budget == {"number": 2, "is_percent": False}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from forewarn.core.event import EventType
 from forewarn.core.fleet import (
     DEFAULT_INSTANCE,
     Approval,
@@ -113,6 +114,7 @@ scopes:
     terminate_notice: off
     couple_terminates: true
     user_operations_max: 10000
+    failed_hardware: Redeploy
   vms:
   - name: api_0
     address: 2001:DB8:0::1
@@ -167,6 +169,7 @@ scopes:
                     terminate_notice=None,
                     couple_terminates=True,
                     user_operations_max=10000,
+                    failed_hardware=EventType.REDEPLOY,
                 ),
                 vms=(
                     Vm(
@@ -607,6 +610,7 @@ GOOD: list[dict[str, Any]] = [
     policy(terminate_notice="PT15M"),
     policy(max_unavailable=1),
     policy(max_unavailable="100%"),
+    policy(failed_hardware="Reboot"),
 ]
 BAD: list[Any] = [
     None,
@@ -674,6 +678,9 @@ BAD: list[Any] = [
     vm(instance={"tags": {"k": "v" * 257}}),
     vm(instance={"tags": {str(n): "" for n in range(51)}}),
     policy(approval="most"),
+    policy(failed_hardware="Freeze"),
+    policy(failed_hardware="redeploy"),
+    policy(failed_hardware=None),
     policy(approval=None),
     policy(auto_approve="user-restart"),
     policy(auto_approve=["user-delete"]),
