@@ -110,9 +110,13 @@ class Operations(FleetApplier):
     async def fail(self, host: str, *, by: str) -> list[ScopedEvent]:
         return await self._on_host(ask.Fail(host=host, operation_id=self._make_id()), by)
 
-    async def approve(self, event_id: str, *, by: str, vm: str = "") -> ScopedEvent:
-        """Approve as an operator, which is enough; or as `vm`, which counts by the policy."""
-        return await self._change(event_id, ask.Approve(event_ids=(event_id.upper(),), vm=vm), by)
+    async def approve(self, *event_ids: str, by: str, vm: str = "") -> ScopedEvent:
+        """Approve as an operator, which is enough; or as `vm`, which counts by the policy.
+
+        The events are of one scope. Returns the first.
+        """
+        ids = tuple(event_id.upper() for event_id in event_ids)
+        return await self._change(ids[0], ask.Approve(event_ids=ids, vm=vm), by)
 
     async def cancel(self, event_id: str, *, by: str) -> ScopedEvent | None:
         """Cancel a Scheduled event. Returns it as it last was; None if it was canceled before."""

@@ -1,6 +1,7 @@
-"""Error -> HTTP status, the only such table, and the two forms of an error's body.
+"""Error -> HTTP status, the only such table, and the forms of an error's body.
 
-A VM gets `{"error": message}`, an operator `{"error": code, "message": message, "facts": {…}}`.
+A VM gets `{"error": message}`, an operator `{"error": code, "message": message, "facts": {…}}`, and
+a client of Azure's API what Azure Resource Manager sends, `{"error": {"code": …, "message": …}}`.
 """
 
 from collections.abc import Mapping
@@ -123,7 +124,14 @@ def metadata_body(error: Error) -> bytes:
     return msgspec.json.encode({"error": error.message})
 
 
-def control_body(error: Error) -> bytes:
-    """Facts that JSON cannot hold are written as text."""
+def is_azure(path: str) -> bool:
+    """Whether a path is one of Azure's own API."""
+    return path.lower().startswith("/subscriptions/")
+
+
+def control_body(error: Error, path: str = "") -> bytes:
+    """The body of an error at this path. Facts that JSON cannot hold are written as text."""
+    if is_azure(path):
+        return msgspec.json.encode({"error": {"code": error.code, "message": error.message}})
     body = {"error": error.code, "message": error.message, "facts": error.facts}
     return msgspec.json.encode(body, enc_hook=str)

@@ -3,6 +3,7 @@
 import base64
 import uuid
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
@@ -16,10 +17,18 @@ Node = str | Mapping[str, "Node"] | Sequence["Node"]
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
 
+UNDECLARED = (str(uuid.UUID(int=0)), "forewarn")
+"""The subscription and resource group of events whose VMs declare none."""
 _NAMESPACE = uuid.UUID("5e7c1d0a-3f0b-5d6e-9a51-0f0e5ca1ab1e")
 """Undeclared ids are derived from names in this namespace, the same on every server."""
 
 _FIRST = INSTANCE_VERSIONS[0]
+# fmt: off
+_TYPES = {
+    ScopeKind.VM: "virtualMachines", ScopeKind.CLOUD_SERVICE: "cloudServices",
+    ScopeKind.AVAILABILITY_SET: "availabilitySets", ScopeKind.SCALE_SET: "virtualMachineScaleSets",
+}
+# fmt: on
 _FLAG = {None: "", False: "false", True: "true"}
 
 
@@ -82,6 +91,8 @@ def _compute(scope: Scope, vm: Vm, version: str) -> dict[str, Node]:
     user = instance.admin_username
     no_password = _FLAG[instance.disable_password_authentication]
     file = f"/home/{user}/.ssh/authorized_keys" if user else ""
+    keys = [{"keyData": key, "path": file} for key in instance.public_keys]
+    tags = [{"name": name, "value": value} for name, value in instance.tags]
     members: dict[str, tuple[str, Any]] = {
         "additionalCapabilities.hibernationEnabled": ("2021-11-01", ""),
         "azEnvironment": ("2018-10-01", "AzurePublicCloud"),
@@ -109,10 +120,7 @@ def _compute(scope: Scope, vm: Vm, version: str) -> dict[str, Node]:
         "platformUpdateDomain": (_FIRST, str(vm.update_domain)),
         "priority": ("2020-12-01", instance.priority),
         "provider": ("2018-10-01", "Microsoft.Compute"),
-        "publicKeys": (
-            "2018-04-02",
-            [{"keyData": key, "path": file} for key in instance.public_keys],
-        ),
+        "publicKeys": ("2018-04-02", keys),
         "publisher": (_FIRST, instance.publisher),
         "resourceGroupName": ("2017-08-01", instance.resource_group),
         "resourceId": ("2019-03-11", _resource_id(vm, _vm_resource(vm.name, scale_set))),
@@ -125,10 +133,7 @@ def _compute(scope: Scope, vm: Vm, version: str) -> dict[str, Node]:
         "storageProfile.resourceDisk": ("2021-02-01", {"size": ""}),
         "subscriptionId": ("2017-08-01", instance.subscription),
         "tags": ("2017-08-01", ";".join(f"{name}:{value}" for name, value in instance.tags)),
-        "tagsList": (
-            "2019-06-04",
-            [{"name": name, "value": value} for name, value in instance.tags],
-        ),
+        "tagsList": ("2019-06-04", tags),
         "userData": ("2021-01-01", base64.b64encode(instance.user_data.encode()).decode()),
         "version": (_FIRST, instance.version),
         "virtualMachineScaleSet": ("2021-03-01", {"id": set_id}),
@@ -157,12 +162,25 @@ def _vm_resource(name: str, scale_set: str) -> str:
     return f"virtualMachines/{name}"
 
 
-def _resource_id(vm: Vm, resource: str) -> str:
-    instance = vm.instance
-    if not (instance.subscription and instance.resource_group):
+def _resource_id(vm: Vm, resource: str, undeclared: tuple[str, str] = ("", "")) -> str:
+    """The id of a resource in the VM's subscription and group, or else in these."""
+    subscription = vm.instance.subscription or undeclared[0]
+    group = vm.instance.resource_group or undeclared[1]
+    if not (subscription and group):
         return ""
-    group = f"/subscriptions/{instance.subscription}/resourceGroups/{instance.resource_group}"
-    return f"{group}/providers/Microsoft.Compute/{resource}"
+    path = f"/subscriptions/{subscription}/resourceGroups/{group}"
+    return f"{path}/providers/Microsoft.Compute/{resource}"
+
+
+def event_resource(scope: Scope, vm: str, undeclared: tuple[str, str] = UNDECLARED) -> str:
+    """The id of the resource that Azure attaches an event of this VM to: the VM, or its set."""
+    resource = f"{_TYPES[scope.kind]}/{vm if scope.kind is ScopeKind.VM else scope.name}"
+    return _resource_id(scope.vm(vm) or Vm(vm), resource, undeclared)
+
+
+def has_resource(scope: Scope, vm: str, resource_id: str) -> bool:
+    """Whether a client means this resource. What the fleet file does not declare matches any."""
+    return fnmatchcase(resource_id.lower(), event_resource(scope, vm, ("*", "*")).lower())
 
 
 def _storage(vm: Vm) -> Node:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import date
 from types import MappingProxyType
 
 import msgspec
@@ -61,15 +60,11 @@ _BAD_VERSION = (
     "Bad request. api-version is invalid or was not specified in the request."
     " For more information refer to aka.ms/azureimds"
 )
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_DATE = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])")
 
 
 def is_date(name: str) -> bool:
-    """Whether it looks like an api-version. `fromisoformat` alone also accepts other forms."""
-    try:
-        return bool(_DATE.fullmatch(name) and date.fromisoformat(name))
-    except ValueError:
-        return False
+    return _DATE.fullmatch(name) is not None
 
 
 def find_lenient(name: str) -> Version | None:

@@ -18,6 +18,7 @@ from forewarn.web.control.docs_page import docs
 from forewarn.web.control.error_handlers import EXCEPTION_HANDLERS
 from forewarn.web.control.idempotency import Idempotency
 from forewarn.web.control.openapi import make_openapi_config, openapi_json
+from forewarn.web.control.routes.acknowledge import AcknowledgeController
 from forewarn.web.control.routes.campaign import CampaignController
 from forewarn.web.control.routes.console import console_file, show_entry_points
 from forewarn.web.control.routes.event import EventController
@@ -31,6 +32,7 @@ from forewarn.web.control.routes.session import SessionController
 from forewarn.web.control.routes.stream import follow_stream
 from forewarn.web.control.routes.token import TokenController
 from forewarn.web.control.routes.vm import VmController
+from forewarn.web.http_status import is_azure
 from forewarn.web.service import Service
 
 BODY_BYTES_MAX = 64 * 1024
@@ -57,6 +59,7 @@ ROUTES: tuple[ControllerRouterHandler, ...] = (
     HostController,
     HostDaemonController,
     EventController,
+    AcknowledgeController,
     TokenController,
     SessionController,
     HistoryController,
@@ -119,10 +122,15 @@ async def add_headers(message: Message, _: Scope) -> None:
 
 
 class ControlApp(Litestar):
-    """Litestar, but HEAD is served as GET: Litestar would need a handler of its own."""
+    """Litestar, but HEAD is served as GET: Litestar would need a handler of its own.
+
+    The paths of Azure's own API are not case-sensitive.
+    """
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
         if is_head and normalize_path(scope["path"]) != STREAM:
             scope = {**scope, "method": "GET"}  # uvicorn knows the method, and sends no body
+        if is_azure(scope.get("path", "")):
+            scope = {**scope, "path": scope["path"].lower()}
         await super().__call__(scope, receive, send)

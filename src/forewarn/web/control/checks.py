@@ -9,6 +9,7 @@ A route is marked by additional arguments of its decorator, which Litestar store
     role         the role it needs, if not that of its method: viewers read, operators change
     is_secret    its responses hold a secret, and are not stored under an Idempotency-Key
     errors       the errors it may raise, for the OpenAPI document; see `openapi.py`
+    is_azure     it is one of Azure's own API, and its errors have the form of Azure's
 """
 
 from collections.abc import Iterator

@@ -12,9 +12,9 @@ from forewarn.log import log
 from forewarn.web.http_status import BUG, WrongMethod, control_body, headers_of, status_of
 
 
-def _handle_error(_: Request[Any, Any, Any], error: Error) -> Response[bytes]:
+def _handle_error(request: Request[Any, Any, Any], error: Error) -> Response[bytes]:
     return Response(
-        control_body(error),
+        control_body(error, request.url.path),
         status_code=status_of(error),
         media_type=MediaType.JSON,
         headers=headers_of(error),

@@ -156,6 +156,8 @@ def openapi_document(app: Litestar) -> Json:
 def _complete(operation: Json, handler: HTTPRouteHandler, method: str, schemas: Json) -> None:
     kinds = [*handler.opt.get("errors", ()), *EVERYWHERE]
     parameters = operation.setdefault("parameters", [])
+    # Litestar lists path parameters that the handler does not read in any order
+    parameters.sort(key=lambda one: (one["in"] != "path", one["in"] == "path" and one["name"]))
     operation["security"] = []
     if not handler.opt.get("is_public"):
         operation["x-role"] = required_role(handler, method)
@@ -185,13 +187,17 @@ def _complete(operation: Json, handler: HTTPRouteHandler, method: str, schemas: 
         status: response
         for status, response in operation["responses"].items()
         if int(status) < 400  # Litestar describes its own form of a 400
-    } | {str(status): _error_response(codes[status]) for status in sorted(codes)}
+    } | {str(status): _error_response(codes[status], handler) for status in sorted(codes)}
     bodies = [operation.get("requestBody", {}), *operation["responses"].values()]
     for media in (media for body in bodies for media in body.get("content", {}).values()):
         media["example"] = make_example(media["schema"], schemas)
 
 
-def _error_response(codes: list[str]) -> Json:
+def _error_response(codes: list[str], handler: HTTPRouteHandler) -> Json:
     enum = {"type": "object", "properties": {"error": {"enum": codes}}}
-    schema = {"allOf": [{"$ref": "#/components/schemas/ErrorView"}, enum]}
+    schema: Json = {"allOf": [{"$ref": "#/components/schemas/ErrorView"}, enum]}
+    if handler.opt.get("is_azure"):
+        members = {"code": {"enum": codes}, "message": {"type": "string"}}
+        error = {"type": "object", "required": [*members], "properties": members}
+        schema = {"type": "object", "required": ["error"], "properties": {"error": error}}
     return {"description": ", ".join(codes), "content": {"application/json": {"schema": schema}}}

@@ -149,18 +149,17 @@ class Metadata:
             if request.method == "POST":
                 return await self._approve(request, receive)
             return await self._document(request, client, receive)
-        if path == requests.VERSIONS:
-            requests.require_method(request, "GET", "HEAD")
-            return _versions(request)
-        if path == requests.INSTANCE or path.startswith(f"{requests.INSTANCE}/"):
-            requests.require_method(request, "GET", "HEAD")
-            return _instance(request, client)
-        if path in (requests.TOKEN, requests.ROOT):
+        is_instance = path == requests.INSTANCE or path.startswith(f"{requests.INSTANCE}/")
+        if is_instance or path in (requests.VERSIONS, requests.TOKEN, requests.ROOT):
             requests.require_method(request, "GET", "HEAD")
             query = requests.parse_query(request.query)
+            if path == requests.VERSIONS:
+                return _versions(request)
             if path == requests.TOKEN:
                 raise requests.no_identity(request)
-            requests.instance_version(request, query)
+            version = requests.instance_version(request, query)
+            if is_instance:
+                return _instance(request, client, version, query.get("format", "json"))
         raise NotFound("Not found. There is nothing at this path")
 
     def _identify(self, request: MetadataRequest) -> ClientIdentity:
@@ -237,21 +236,18 @@ class Metadata:
 
 
 def _versions(request: MetadataRequest) -> Reply:
-    requests.parse_query(request.query)
     requests.require_header(request)
     return make_reply(200, instance.versions_body())
 
 
-def _instance(request: MetadataRequest, client: ClientIdentity) -> Reply:
-    query = requests.parse_query(request.query)
-    version = requests.instance_version(request, query)
+def _instance(request: MetadataRequest, client: ClientIdentity, version: str, form: str) -> Reply:
     vm = client.place.scope.vm(client.vm)
     if vm is None:
         raise Forbidden(f"Forbidden. {client.vm} is not a VM of this fleet")
     path = request.path[len(requests.INSTANCE) :]
     segments = [segment for segment in path.split("/") if segment]
     tree = instance.tree(client.place.scope, vm, version)
-    leaf = instance.select(tree, segments, query.get("format", "json"))
+    leaf = instance.select(tree, segments, form)
     content_type = (b"content-type", leaf.content_type.encode())
     return make_reply(200, leaf.body, content_type=content_type)
 

@@ -3,7 +3,7 @@
 Pure, and shared by the fast path and the application. Who sends it is in `client_identity.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
@@ -35,13 +35,6 @@ class BodyError(Invalid):
     def __init__(self, body: bytes) -> None:
         super().__init__(body.decode())
         self.body = body
-
-
-class BadVersion(BodyError):
-    """The api-version is missing or unknown."""
-
-    def __init__(self, accepted: Sequence[str]) -> None:
-        super().__init__(versions.bad_version_body(accepted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +100,7 @@ def events_version(request: MetadataRequest, config: Config) -> Version:
     if version is None and versions.is_date(name):
         raise NotFound("Not found. Invalid version requested")
     if version is None:
-        raise BadVersion([*BY_NAME])
+        raise BodyError(versions.bad_version_body([*BY_NAME]))
     return version
 
 
@@ -116,7 +109,7 @@ def instance_version(request: MetadataRequest, query: Mapping[str, str]) -> str:
     require_header(request)
     name = query.get("api-version", "")
     if name not in INSTANCE_VERSIONS:
-        raise BadVersion(INSTANCE_VERSIONS)
+        raise BodyError(versions.bad_version_body(INSTANCE_VERSIONS))
     return name
 
 

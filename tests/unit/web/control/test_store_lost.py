@@ -68,6 +68,11 @@ class FaultyStore(MemoryStore):
 
 
 CAMPAIGN = {"type": "Freeze", "hosts": ["host-*"]}
+ARM = (
+    "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/availabilitySets/web"
+    "/providers/Microsoft.Maintenance/scheduledevents"
+)
+VERSION = "api-version=2023-10-01-preview"
 RETURN_AT = {"not_before": "2030-01-31T13:00:00.250Z"}
 WRITES: dict[str, tuple[str, str, Any]] = {
     "restart": ("POST", "/api/v1/vms/FrontEnd_IN_0/restart", None),
@@ -79,6 +84,7 @@ WRITES: dict[str, tuple[str, str, Any]] = {
     "fail": ("POST", "/api/v1/hosts/host-b/fail", {}),
     "approve": ("POST", "/api/v1/events/{scheduled}/approve", {}),
     "approve as a VM": ("POST", "/api/v1/events/{scheduled}/approve", {"vm": "web-1"}),
+    "acknowledge": ("POST", f"{ARM}/{{scheduled}}/acknowledge?{VERSION}", None),
     "cancel": ("POST", "/api/v1/events/{scheduled}/cancel", None),
     "extend": ("POST", "/api/v1/events/{scheduled}/extend", RETURN_AT),
     "complete": ("POST", "/api/v1/events/{started}/complete", None),

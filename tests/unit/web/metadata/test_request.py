@@ -8,7 +8,7 @@ from forewarn.config import Config
 from forewarn.errors import Invalid, NotFound
 from forewarn.web.http.message import join_headers
 from forewarn.web.metadata.request import (
-    BadVersion,
+    BodyError,
     MetadataRequest,
     events_version,
     instance_version,
@@ -127,7 +127,7 @@ def test_missing_header_is_reported_before_the_version() -> None:
 )
 def test_missing_version_error_lists_the_newest(query: str) -> None:
     """Several clients call without one on purpose and read `newest-versions`."""
-    with pytest.raises(BadVersion) as refused:
+    with pytest.raises(BodyError) as refused:
         events_version(make_request(query), Config())
     assert json.loads(refused.value.body)["newest-versions"] == [
         "2020-07-01",
@@ -153,7 +153,7 @@ def test_lenient_mode_serves_the_version_before_a_date() -> None:
         events_version(make_request("api-version=2021-12-13"), Config(lenient_versions=True)).name
         == "2020-07-01"
     )
-    with pytest.raises(BadVersion):
+    with pytest.raises(BodyError):
         events_version(make_request("api-version=latest"), Config(lenient_versions=True))
 
 
@@ -168,7 +168,7 @@ def test_instance_has_its_own_versions() -> None:
     2020-07-01 is the other way round.
     """
     assert instance_version(make_request(), {"api-version": "2021-02-01"}) == "2021-02-01"
-    with pytest.raises(BadVersion) as refused:
+    with pytest.raises(BodyError) as refused:
         instance_version(make_request(), {"api-version": "2020-07-01"})
     assert json.loads(refused.value.body)["newest-versions"] == [
         "2025-04-07",

@@ -579,7 +579,7 @@ def test_every_operation_is_described_with_its_errors() -> None:
             for path, item in described["paths"].items()
             for verb, operation in item.items()
         }
-        assert len(operations) == 42
+        assert len(operations) == 44
         for name, operation in operations.items():
             assert operation["description"].endswith("."), name
             assert name.endswith(("/", "healthz")) or "400" in operation["responses"], name

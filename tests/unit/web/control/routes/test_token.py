@@ -28,6 +28,12 @@ async def token(world: World, name: str, role: str, **more: Any) -> dict[str, st
     return {"authorization": f"Bearer {body['text']}"}
 
 
+ARM = (
+    "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/web-0"
+    "/providers/Microsoft.Maintenance/scheduledevents"
+)
+
+
 async def with_admin(world: World) -> None:
     await world.service.tokens.create("root", Role.ADMIN, secret=SECRET, by="test")
 
@@ -40,6 +46,8 @@ async def with_admin(world: World) -> None:
         ("HEAD", "/api/v1/events", "viewer"),
         ("POST", "/api/v1/vms/web-0/restart", "operator"),
         ("POST", "/api/v1/hosts/host-a/fail", "operator"),
+        ("POST", f"{ARM}/x/acknowledge?api-version=2023-10-01-preview", "operator"),
+        ("POST", f"{ARM}?api-version=2025-10-01-preview", "operator"),
         ("PUT", "/api/v1/fleet?dry_run=true", "operator"),
         ("PUT", "/api/v1/fleet", "admin"),
         ("GET", "/api/v1/tokens", "admin"),
@@ -345,9 +353,7 @@ def test_token_of_a_host_cannot_read_or_change_anything_else() -> None:
                 where = path.replace("{host}", "host-a").replace("{", "").replace("}", "")
                 response = await world.request(verb.upper(), where, headers=stolen)
                 assert response.status_code == 403, f"{verb} {path}"
-                assert response.json()["message"].startswith(
-                    "token kvm-a has the role host; this needs the role "
-                ), f"{verb} {path}"
+                assert "token kvm-a has the role host; this needs the role " in response.text
 
     main(act)
 
