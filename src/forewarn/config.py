@@ -38,6 +38,11 @@ class NotBeforeFormat(StrEnum):
     DOCUMENTED = "documented"
 
 
+class WebhookFormat(StrEnum):
+    CLOUDEVENTS = "cloudevents"
+    EVENT_GRID = "event-grid"
+
+
 class PlatformName(StrEnum):
     """What carries out impacts."""
 
@@ -234,7 +239,9 @@ class Config:
     history_notes_max: Annotated[int, Option("History", kind.integer(0, 1_000_000_000),
         "The history of how many of the newest commits is kept; 0 means no limit.")] = 1_000_000
     webhook: Annotated[tuple[str, ...], Option("History", kind.WEBHOOK,
-        "A URL that receives changes as signed CloudEvents.")] = ()
+        "A URL that receives changes, signed.")] = ()
+    webhook_format: Annotated[WebhookFormat, Option("History", kind.choice(WebhookFormat),
+        "The format of what webhooks receive.")] = WebhookFormat.CLOUDEVENTS
     webhook_changes: Annotated[tuple[str, ...], Option("History", kind.CHANGE,
         "The changes that are sent to webhooks.")] = WEBHOOK_CHANGES
     webhook_secret_file: Annotated[Path | None, Option("History", kind.FILE,

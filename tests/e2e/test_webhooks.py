@@ -6,6 +6,7 @@ import hmac
 import ssl
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,6 +147,27 @@ def test_webhook_delivers_what_was_missed_during_an_outage(tmp_path: Path) -> No
         receiver.wait_for(2, seconds_max=30)
 
         assert receiver.numbers() == expected
+
+
+def test_event_grid_subject_is_the_path_that_approves(tmp_path: Path) -> None:
+    """A function written for Azure takes the subject of the notification to acknowledge it."""
+    more = ("--webhook-format", "event-grid")
+    with WebhookReceiver() as receiver, telling(tmp_path, receiver.url, more=more) as service:
+        service.ask("POST", "/hosts/host-b/maintain", {"type": "Reboot"})
+        receiver.wait_for(1)
+        (scheduled,) = receiver.events[0]
+        approve = f"{scheduled['subject']}/acknowledge?api-version=2023-10-01-preview"
+        request = urllib.request.Request(f"{service.control}{approve}", b"", method="POST")
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request) as response:
+            assert response.read() == b'{"value":"Successfully Approved"}'
+        receiver.wait_for(3)
+
+        events = [event for (event,) in receiver.events]
+        seen = [event["data"]["resourceInfo"]["properties"]["EventStatus"] for event in events]
+        assert seen == ["Scheduled", "Started", "Completed"]
+        assert len({event["id"] for event in events}) == 3
+        assert {event["subject"] for event in events} == {scheduled["subject"]}
 
 
 def test_two_servers_deliver_each_change_once(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ class WebhookReceiver:
     """
 
     def __init__(self, tls: SSLContext | None = None) -> None:
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Any] = []
         self.requests: list[tuple[dict[str, str], bytes]] = []
         self.status = 204
         self.is_hanging = False

@@ -42,8 +42,9 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     It is complete by itself, because the event may be gone when the history is read. `resources`
     are the VMs concerned: one VM, where the change happened to one VM of an event. `host` is where
-    it happened, `host_before` where a moved VM was. `not_before` and `description` are set when
-    they are new. For APPROVED, `vm` is the VM that approved; empty for an operator or a policy.
+    it happened, `host_before` where a moved VM was. `not_before` is set when it is new,
+    `description` and `duration_seconds` if it happened to the whole event. For APPROVED, `vm` is
+    the VM that approved; empty for an operator or a policy.
     """
 
     what: ChangeKind
@@ -57,3 +58,4 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     host_before: str = ""
     not_before: datetime | None = None
     description: str = ""
+    duration_seconds: int | None = None

@@ -113,9 +113,10 @@ class Draft:
         """
         if isinstance(event, Event):
             event_id, resources, host = event.id, event.resources, event.host
-            news = event if what in (ChangeKind.SCHEDULED, ChangeKind.EXTENDED) else None
+            whole = None if vm else event
         else:
-            event_id, resources, host, news = event.event_id, (event.vm,), "", None
+            event_id, resources, host, whole = event.event_id, (event.vm,), "", None
+        is_new = what in (ChangeKind.SCHEDULED, ChangeKind.EXTENDED)
         if vm and what is not ChangeKind.APPROVED:
             resources = (vm,)
         self.changes.append(
@@ -128,8 +129,9 @@ class Draft:
                 cause=event.cause,
                 resources=resources,
                 host=host or self._host_of(resources[0]),
-                not_before=news.not_before if news else None,
-                description=news.description if news else "",
+                not_before=whole.not_before if whole and is_new else None,
+                description=whole.description if whole else "",
+                duration_seconds=whole.duration_seconds if whole else None,
             )
         )
 

@@ -40,6 +40,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     host_before: str = ""
     not_before: datetime | None = None
     description: str = ""
+    duration_seconds: int | None = None
     detail: str = ""
 
 
@@ -66,7 +67,11 @@ def encode_all(entries: Sequence[Entry]) -> bytes | None:
     """The history value of a commit: the fields of each entry that are not empty."""
     assert len(entries) <= ENTRIES_MAX
     fields = [
-        {name: value for name, value in asdict(entry).items() if value or name == "by"}
+        {
+            name: value
+            for name, value in asdict(entry).items()
+            if value or name == "by" or (name, value) == ("duration_seconds", 0)
+        }
         for entry in entries
     ]
     return msgspec.json.encode(fields) if fields else None

@@ -1,4 +1,4 @@
-"""Deliver chosen changes to webhooks, as signed CloudEvents. The history is the outbox.
+"""Deliver chosen changes to webhooks, signed. The history is the outbox.
 
 At least once and in order. Each webhook has a cursor record and a task of its own, so one that
 fails delays no other. One server delivers at a time: the holder of the lease `webhooks`.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from forewarn.config import Config
+from forewarn.config import Config, WebhookFormat
 from forewarn.core.change import ChangeKind
 from forewarn.engine.clock import within
 from forewarn.engine.engine import Engine
@@ -26,6 +26,7 @@ from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.engine.record import RAW, RecordCodec
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Error, Invalid, RecordUnreadable
+from forewarn.history import event_grid
 from forewarn.history.cloudevents import encode, event_id, headers
 from forewarn.history.feed import HistoryFeed
 from forewarn.log import log
@@ -73,6 +74,7 @@ class WebhookContext:
     identity: str
     changes: Collection[str]
     secrets: Sequence[bytes] = field(repr=False)
+    is_event_grid: bool
     random: Callable[[], float]
 
 
@@ -157,7 +159,9 @@ class Webhook:
         await self._report_gap(values)
         for value in values:
             for entry in decode_all(value):
-                is_wanted = entry.what in self._context.changes
+                is_wanted = entry.what in self._context.changes and (
+                    event_grid.is_event(entry) or not self._context.is_event_grid
+                )
                 if is_wanted and entry.number > self._cursor.number:
                     if not await self._deliver(entry, lease):
                         return self._cursor.retry_at
@@ -176,12 +180,15 @@ class Webhook:
     async def _deliver(self, entry: Entry, lease: Lease) -> bool:
         """Send one entry. False if it has to be sent again, after a pause that is saved."""
         identity, secrets = self._context.identity, self._context.secrets
-        body = encode(identity, entry)
+        message_id, body, more = event_id(identity, entry), encode(identity, entry), {}
+        if self._context.is_event_grid:
+            place = self._engine.board.scopes.get(entry.scope)
+            body = event_grid.encode(message_id, entry, place.scope if place else None)
+            more = event_grid.HEADERS
         status, problem = 0, ""
         try:
-            status = await self._sender.post(
-                body, headers(event_id(identity, entry), body, self._clock.now(), secrets)
-            )
+            signed = headers(message_id, body, self._clock.now(), secrets)
+            status = await self._sender.post(body, signed | more)
             if not 200 <= status < 300:
                 problem = f"the response has status {status}"
         except Error as error:
@@ -262,6 +269,7 @@ async def open_webhooks(
         identity=await get_identity(engine, make_id),
         changes=config.webhook_changes,
         secrets=secrets,
+        is_event_grid=config.webhook_format is WebhookFormat.EVENT_GRID,
         random=random.random,
     )
     seconds = config.webhook_seconds_max

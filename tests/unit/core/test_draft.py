@@ -99,6 +99,10 @@ def test_end_has_the_facts_of_its_event() -> None:
         ("web-0",),
         "host-a",
     )
+    assert (change.description, change.duration_seconds) == (
+        "Virtual machine is going to be restarted as requested by authorized user.",
+        -1,
+    )
 
 
 def test_automatic_cancellation_has_its_reason() -> None:
@@ -162,6 +166,7 @@ def test_change_of_one_vm_of_an_event_names_that_vm_alone() -> None:
         ("b",),
         "host-a",
     )
+    assert (claimed.description, claimed.duration_seconds) == ("", None)
 
 
 def test_end_has_the_host_where_the_vm_was_before() -> None:

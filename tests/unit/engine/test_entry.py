@@ -28,6 +28,7 @@ FULL = Change(
     host="host-a",
     not_before=AT,
     description="As requested.",
+    duration_seconds=-1,
 )
 ENABLED = Change(what=ChangeKind.ENABLED)
 
@@ -48,7 +49,7 @@ def test_an_entry_shows_everything_and_empty_fields_as_empty() -> None:
         b'{"number":4096,"at":"2030-01-31T12:00:00Z","by":"token ci","what":"scheduled",'
         b'"scope":"web","event":"E1","type":"Reboot","cause":"user-restart","resources":["web-0"],'
         b'"vm":"","host":"host-a","host_before":"","not_before":"2030-01-31T12:00:00Z",'
-        b'"description":"As requested.","detail":"Reboot of web-0"}'
+        b'"description":"As requested.","duration_seconds":-1,"detail":"Reboot of web-0"}'
     )
 
 
@@ -58,6 +59,13 @@ def test_empty_fields_are_not_stored() -> None:
         {"what": "enabled", "at": "2030-01-31T12:00:00Z", "by": "token ci", "scope": "web"}
     ]
     assert encode_all([]) is None
+
+
+def test_duration_of_zero_is_stored() -> None:
+    """It means "no interruption", not "unknown"."""
+    change = Change(what=ChangeKind.STARTED, event="E1", duration_seconds=0)
+
+    assert [entry.duration_seconds for entry in decode_all(value(change, ENABLED))] == [0, None]
 
 
 def test_numbers_grow_within_a_commit_and_between_commits() -> None:

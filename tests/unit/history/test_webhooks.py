@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from typing import Any
 
+from msgspec.structs import replace
+
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
@@ -38,6 +40,7 @@ class Receiver(WebhookSender):
 
     def __init__(self) -> None:
         self.received: list[str] = []
+        self.grid: list[tuple[Any, dict[str, str]]] = []
         self.attempts = 0
         self.status = 200
         self.problem = ""
@@ -50,7 +53,11 @@ class Receiver(WebhookSender):
             await asyncio.Event().wait()
         if self.problem:
             raise Unavailable(self.problem)
-        detail = json.loads(body)["data"]["detail"]
+        message = json.loads(body)
+        if isinstance(message, list):  # as Event Grid sends it
+            self.grid.append((message[0], dict(headers)))
+            return self.status
+        detail = message["data"]["detail"]
         if self.rejects == detail:
             return 422
         if self.fails_at == detail:
@@ -73,13 +80,21 @@ class Server:
         self.lease: Lease | None = None
         self.work: list[asyncio.Task[None]] = []
 
-    def webhook(self, receiver: Receiver, *, url: str = URL, random: float = 1.0) -> Webhook:
+    def webhook(
+        self,
+        receiver: Receiver,
+        *,
+        url: str = URL,
+        random: float = 1.0,
+        is_event_grid: bool = False,
+    ) -> Webhook:
         context = WebhookContext(
             engine=self.engine,
             feed=self.feed,
             identity="7b1c",
             changes={ChangeKind.STARTED, ChangeKind.COMPLETED},
             secrets=[b"x" * 32],
+            is_event_grid=is_event_grid,
             random=lambda: random,
         )
         return Webhook(url, receiver, context)
@@ -150,6 +165,31 @@ def with_world(
                 await server.stop()
 
     asyncio.run(run())
+
+
+def test_event_grid_receiver_gets_only_changes_of_events() -> None:
+    """And the same id again, if it has to be sent again."""
+
+    async def test(world: World) -> None:
+        receiver = Receiver()
+        await world.start(receiver, is_event_grid=True)
+        receiver.status = 503
+        silent = entry("silent", ChangeKind.COMPLETED)
+        event = replace(entry("event"), resources=("web-0",), duration_seconds=-1)
+        await world.store.commit([], entries=encode_all([silent, event]))
+        await world.notify()
+        receiver.status = 200
+        await world.wait(HOUR)
+
+        (first, headers), (second, _) = receiver.grid
+        assert first == second
+        assert first["id"] == headers["webhook-id"] == "7b1c-12289"
+        assert first["data"]["resourceInfo"]["properties"]["EventStatus"] == "Started"
+        assert headers["content-type"] == "application/json; charset=utf-8"
+        assert headers["aeg-event-type"] == "Notification"
+        assert headers["webhook-signature"].startswith("v1,")
+
+    with_world(test)
 
 
 def test_chosen_changes_arrive_in_order_from_the_beginning_on() -> None:

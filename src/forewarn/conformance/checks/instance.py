@@ -14,7 +14,6 @@ from forewarn.conformance.spec import COMPUTE_ALWAYS, COMPUTE_LATER, INSTANCE_VE
 NAME_AS_TEXT = instance_text("/compute/name")
 NAME = NAME_AS_TEXT._replace(query="")
 WITHOUT_VERSION = TREE._replace(version=None)
-ROOT = WITHOUT_VERSION._replace(path="/metadata")
 TOKEN = TREE._replace(path="/metadata/identity/oauth2/token", version="2018-02-01")
 NO_IDENTITY = {"error": "invalid_request", "error_description": "Identity not found"}
 
@@ -37,7 +36,7 @@ def _walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _walk(child, f"{path}/{name}")
 
 
-@rule(SHOULD, "PROTOCOL 11: GET /metadata", sends(newest_versions, ROOT))
+@rule(SHOULD, "PROTOCOL 11", sends(newest_versions, WITHOUT_VERSION._replace(path="/metadata")))
 def root_names_the_newest_versions() -> None:
     """A probe for the metadata service learns from the error which versions there are."""
 

@@ -31,7 +31,7 @@ export function historyRow(rows, entry) {
     h("time", { datetime: entry.at, title: entry.at }, clockTime(entry.at)),
     entry.event ? h("a", { href: `#/events/${entry.event}` }, what, type) : what,
     name(entry.scope), links("vms", vms),
-    entry.host ? link("hosts", entry.host) : "", name(entry.by), h("bdi", { class: "text" }, entry.detail || entry.description));
+    entry.host ? link("hosts", entry.host) : "", name(entry.by), h("bdi", { class: "text" }, entry.detail));
 }
 
 export class HistoryView extends View {

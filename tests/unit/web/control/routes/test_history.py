@@ -37,6 +37,7 @@ def test_history_is_newest_first_with_all_fields() -> None:
             "not_before": "2030-01-31T12:15:00Z",
             "description": "Virtual machine is going to be restarted"
             " as requested by authorized user.",
+            "duration_seconds": -1,
             "detail": "Reboot of web-0",
         }
 
