@@ -31,10 +31,10 @@ def encode(message_id: str, entry: Entry, scope: Scope | None) -> bytes:
     scope, vm = scope or Scope(entry.scope), entry.resources[0]
     subject = f"{event_resource(scope, vm)}/providers/{KIND}/{entry.event}"
     not_before = format_datetime(entry.not_before, usegmt=True) if entry.not_before else ""
-    source = Source.USER if entry.cause in USER_CAUSES else Source.PLATFORM
     what = {"EventId": entry.event, "EventStatus": STATUS[entry.what], "EventType": entry.type}
     whom = {"ResourceType": "VirtualMachine", "Resources": entry.resources}
     when = {"NotBefore": not_before, "DurationInSeconds": entry.duration_seconds}
+    source = Source.USER if entry.cause in USER_CAUSES else Source.PLATFORM
     why = {"Description": entry.description, "EventSource": source}
     properties = what | whom | when | why | {"ScheduledEventApiVersion": NEWEST.name}
     location = (scope.vm(vm) or Vm(vm)).instance.location

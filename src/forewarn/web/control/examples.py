@@ -26,6 +26,8 @@ VALUES: Json = {
     "CampaignView.patterns": ["host-*"],
     "CampaignView.waiting_hosts": ["host-b"],
     "Health.status": "ready",
+    "EventIdList.value": [EVENT_ID],
+    "Acknowledged.value": "Successfully Approved",
     "PlanView.waves": [["host-a"], ["host-b"]],
     "SignIn.token": "fw_…",
     "WorkRequest.session": "5f2c",

@@ -60,10 +60,10 @@ async def _acknowledge(
 ) -> Acknowledged:
     if version not in accepted:
         raise Invalid(f"api-version: expected {' or '.join(accepted)}, got {version!r}")
-    resource, operations = request.url.path.partition(PROVIDER)[0], call.service.operations
+    resource = request.url.path.partition(PROVIDER)[0]
     for event_id in event_ids:
-        scope, event = await operations.event(event_id)
+        scope, event = await call.service.operations.event(event_id)
         if not has_resource(scope, event.resources[0], resource):
             raise UnknownEvent(f"{resource} has no event {event.id}", event=event.id)
-    await operations.approve(*event_ids, by=call.by)
+    await call.service.operations.approve(*event_ids, by=call.by)
     return Acknowledged()
