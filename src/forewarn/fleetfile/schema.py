@@ -84,7 +84,6 @@ MaxUnavailable = Annotated[
 FailureType = Annotated[Literal["Reboot", "Redeploy"], Meta(description="Reboot or Redeploy")]
 Flag = Annotated[bool, Meta(description="true or false")]
 Text = Annotated[str, _text(256)]
-PublicKey = Annotated[str, _text(8_192)]
 UserData = Annotated[str, _text(65_536)]
 Tags = Annotated[
     dict[Annotated[str, Meta(min_length=1, max_length=512)], Annotated[str, Meta(max_length=256)]],
@@ -121,7 +120,7 @@ class InstanceEntry(msgspec.Struct, forbid_unknown_fields=True):
     plan_product: Text = ""
     plan_publisher: Text = ""
     admin_username: Text = ""
-    public_keys: Annotated[tuple[PublicKey, ...], list_of("public keys", 50)] = ()
+    public_keys: Annotated[tuple[Annotated[str, _text(8_192)], ...], list_of("keys", 50)] = ()
     disable_password_authentication: Flag | None = None
     license_type: Text = ""
     physical_zone: Text = ""

@@ -38,9 +38,8 @@ def parse(body: bytes) -> tuple[str, ...]:
 
 def _spell(value: Any, name: str) -> Any:
     """The object, with its member of this name written like this: .NET clients use camelCase."""
-    if not isinstance(value, dict):
-        return value
-    given = [each for each in value if each.lower() == name.lower()]
+    members = value if isinstance(value, dict) else {}
+    given = [each for each in members if each.lower() == name.lower()]
     if len(given) > 1:
         raise msgspec.ValidationError(f"`{given[0]}` and `{given[1]}` are the same member")
     return value | {name: value[given[0]]} if given else value
