@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import libvirt
+
 from tests.vm.guest_image import COMMAND_LINE, GuestImage, count_boots, make_data_disk
 from tests.vm.network import Namespace
 from tests.vm.real_libvirt import RealHost, wait_for
@@ -48,6 +50,16 @@ GUEST = """
     <memballoon model='none'/>{more}
   </devices>
 </domain>
+"""
+LOCAL_DISK = """
+<disk type='file'>
+  <driver name='qemu' type='raw' cache='writeback'/><source file='{}'/>
+  <target dev='vdc' bus='virtio'/>
+</disk>
+"""
+SLOW_POWER_BUTTON = """
+sed 's/^sync/sleep {seconds}; sync/' /etc/power-button > /tmp/power-button
+mount --bind /tmp/power-button /etc/power-button
 """
 GUEST_AGENT = "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
 BOOT_SECONDS_MAX = 120
@@ -114,6 +126,11 @@ class Guest:
         file = self._folder / "console"
         return file.read_text(errors="replace") if file.exists() else ""
 
+    @property
+    def presses(self) -> int:
+        """How often it has noticed that its power button was pressed."""
+        return self.console.count("power button")
+
     def answers(self, host: RealHost) -> bool:
         """Whether its web server answers at its address on this host."""
         try:
@@ -153,6 +170,18 @@ class Guest:
         afterwards: measured, once in eight migrations on a busy machine. With this, never.
         """
         host.connection.lookupByName(self.name).migrateSetMaxDowntime(DOWNTIME_MAX_MS)
+
+    def shut_down_slowly(self, host: RealHost, seconds: int) -> None:
+        """Let it take so long, until its next boot."""
+        self.run(host, SLOW_POWER_BUTTON.format(seconds=seconds))
+
+    def add_local_disk(self, host: RealHost) -> None:
+        """libvirt does not migrate it live any more: that would be unsafe with such a disk."""
+        disk = self._folder / "local.img"
+        disk.write_bytes(bytes(1 << 20))
+        both = libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_AFFECT_CONFIG
+        domain = host.connection.lookupByName(self.name)
+        domain.attachDeviceFlags(LOCAL_DISK.format(disk), both)
 
     def wait_until_up(self, host: RealHost) -> None:
         wait_for(lambda: self.answers(host), BOOT_SECONDS_MAX)

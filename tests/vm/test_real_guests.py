@@ -7,11 +7,13 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import libvirt
 import pytest
 
+from forewarn.platform.libvirt import marker
 from tests.vm.cloud import EVENT_SECONDS_MAX, Cloud, Watch, cloud_of_two_hosts
 from tests.vm.guest import BOOT_SECONDS_MAX, NAME, Guest
 from tests.vm.guest_image import GuestImage
@@ -192,6 +194,27 @@ def test_killed_daemon_resumes_what_it_froze(cloud: Cloud, host_a: RealHost, web
     web_0.wait_for_line(f"recovered Freeze {event['id']}")
 
 
+def test_killed_daemon_reboots_the_guest_after_all(
+    cloud: Cloud, host_a: RealHost, web_0: Guest
+) -> None:
+    """The guest reboots while nobody watches, so nobody knows, and it is rebooted again."""
+    boots, presses = web_0.boots, web_0.presses
+    web_0.shut_down_slowly(host_a, 5)
+    (event,) = cloud.schedule("/vms/web-0/restart")
+    wait_for(lambda: web_0.presses == presses + 1, EVENT_SECONDS_MAX, cloud.report)
+    assert marker_of(host_a, "web-0").event == event["id"]
+    cloud.daemons["host-a"].kill()
+    assert (web_0.boots, host_a.state("web-0")) == (boots, RUNNING)
+    wait_for(lambda: web_0.boots == boots + 1, BOOT_SECONDS_MAX, cloud.report)
+    assert cloud.ask(f"/events/{event['id']}")["status"] == "Started"
+    cloud.daemons["host-a"].start()
+
+    cloud.wait_until_over(event["id"])
+    assert (web_0.boots, host_a.state("web-0")) == (boots + 2, RUNNING)
+    assert marker_of(host_a, "web-0") == marker.Marker()
+    web_0.wait_for_line(f"recovered Reboot {event['id']}")
+
+
 def test_killed_server_does_not_disturb_an_impact(
     cloud: Cloud, host_a: RealHost, host_b: RealHost, web_0: Guest, db_0: Guest
 ) -> None:
@@ -235,15 +258,6 @@ def test_impacts_of_a_dead_host_wait_and_its_guests_count_as_down(
     assert "impact-failed" not in cloud.changes(event["id"])
 
 
-def test_preempt_stops_a_guest_that_was_told(cloud: Cloud, host_b: RealHost, db_0: Guest) -> None:
-    (event,) = cloud.schedule("/vms/db-0/evict")
-    cloud.wait_until_over(event["id"])
-
-    assert f"prepared Preempt {event['id']}" in db_0.console
-    assert host_b.state("db-0") == OFF
-    assert cloud.ask("/vms/db-0")["power"] == "deallocated"
-
-
 def test_terminate_removes_a_guest_that_was_told(
     cloud: Cloud, host_b: RealHost, web_1: Guest
 ) -> None:
@@ -253,6 +267,66 @@ def test_terminate_removes_a_guest_that_was_told(
     assert f"prepared Terminate {event['id']}" in web_1.console
     assert host_b.names() == ["db-0"]
     assert [vm["name"] for vm in cloud.ask("/vms")["vms"]] == ["db-0", "web-0"]
+
+
+def test_killed_daemon_moves_the_guest_after_all(
+    cloud: Cloud, host_a: RealHost, host_b: RealHost, db_0: Guest
+) -> None:
+    """It cannot migrate, so it is stopped here and started there; the daemon is killed between."""
+    boots, presses = db_0.boots, db_0.presses
+    db_0.add_local_disk(host_b)
+    db_0.shut_down_slowly(host_b, 5)
+    (event,) = cloud.schedule("/vms/db-0/redeploy")
+    wait_for(lambda: db_0.presses == presses + 1, EVENT_SECONDS_MAX, cloud.report)
+    cloud.daemons["host-b"].kill()
+    wait_for(lambda: host_b.state("db-0") == OFF, BOOT_SECONDS_MAX, cloud.report)
+    assert (host_a.state("db-0"), db_0.boots) == (OFF, boots)
+    assert cloud.ask("/vms/db-0")["host"] == "host-b"
+    cloud.daemons["host-b"].start()
+
+    cloud.wait_until_over(event["id"])
+    assert (host_a.state("db-0"), host_b.names(), db_0.boots) == (RUNNING, [], boots + 1)
+    assert cloud.ask("/vms/db-0")["host"] == "host-a"
+    assert "restarted" in cloud.changes(event["id"])
+    db_0.wait_for_line(f"recovered Redeploy {event['id']}")
+
+
+def test_guest_of_a_dead_host_is_started_elsewhere_by_hand(
+    cloud: Cloud, host_a: RealHost, host_b: RealHost, web_0: Guest, db_0: Guest
+) -> None:
+    """As docs/hostd.md says: fence the host, start its guests elsewhere, forget the host."""
+    boots = web_0.boots, db_0.boots
+    cloud.daemons["host-a"].kill()
+    host_a.die()
+    events = {e["resources"][0]: e["id"] for e in cloud.schedule("/hosts/host-a/fail")}
+    host_b.run_domain(db_0.xml)
+
+    cloud.wait_until_over(events["db-0"])
+    vm = cloud.ask("/vms/db-0")
+    assert (vm["host"], vm["power"]) == ("host-b", "running")
+    wait_for(lambda: db_0.polls(host_b), BOOT_SECONDS_MAX, cloud.report)
+    assert cloud.ask(f"/events/{events['web-0']}")["status"] == "Started"
+    cloud.ask(f"/events/{events['web-0']}/complete", {})
+    cloud.ask("/hosts/host-a/daemon", method="DELETE")
+    assert [host["name"] for host in cloud.ask("/hosts")["hosts"] if host["daemon"]] == ["host-b"]
+    assert (web_0.boots, db_0.boots) == (boots[0], boots[1] + 1)
+
+
+def test_preempt_stops_a_guest_that_was_told(cloud: Cloud, host_b: RealHost, db_0: Guest) -> None:
+    """More than the minimum notice: the agent was refused while its host was not known, and waits
+    before it polls again. When it is ready it approves.
+    """
+    later = datetime.now(UTC) + timedelta(seconds=EVENT_SECONDS_MAX)
+    (event,) = cloud.schedule("/vms/db-0/evict", not_before=later.isoformat())
+    cloud.wait_until_over(event["id"])
+
+    assert f"prepared Preempt {event['id']}" in db_0.console
+    assert host_b.state("db-0") == OFF
+    assert cloud.ask("/vms/db-0")["power"] == "deallocated"
+
+
+def marker_of(host: RealHost, name: str) -> marker.Marker:
+    return marker.read(host.connection.lookupByName(name))
 
 
 @contextmanager
