@@ -221,14 +221,19 @@ class RemoteHosts:
         cancel = tuple(
             replace(each, result=None)
             for each in running
-            if each.key not in session.calls and not self._is_wanted(host, each.key)
+            if each.key not in session.calls and not self._is_wanted(host, each)
         )
         return Work(impacts, cancel)
 
-    def _is_wanted(self, host: str, key: ImpactKey) -> bool:
-        """Whether some server had an impact carried out on this host, and has no result yet."""
-        impact = self._find_impact(host, key)
-        return impact is not None and impact.state in (ImpactState.CLAIMED, BOOTING)
+    def _is_wanted(self, host: str, each: RunningImpact) -> bool:
+        """Whether some server had an impact carried out on this host, and has no result yet.
+
+        What an earlier run of the daemon began (`tries` is 0) is wanted until it is tried again.
+        """
+        impact = self._find_impact(host, each.key)
+        if impact is None or each.tries == 0:
+            return impact is not None and not impact.is_over
+        return impact.state in (ImpactState.CLAIMED, BOOTING)
 
     def _find_impact(self, host: str, key: ImpactKey) -> Impact | None:
         """An impact of a VM that is on this host, or that this host reports as running."""

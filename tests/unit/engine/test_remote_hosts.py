@@ -656,3 +656,23 @@ def test_daemon_learns_what_is_left_of_an_earlier_run_and_not_wanted() -> None:
         assert (again["vm"]["name"], again["tries"]) == ("web-0", 2)
 
     run(test)
+
+
+def test_daemon_keeps_what_an_earlier_run_began_until_it_is_tried_again() -> None:
+    """Its marker says that the impact has stopped the VM: without it, the next try would leave a VM
+    off that maintenance has stopped.
+    """
+
+    async def test(world: World) -> None:
+        old = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        impact = await old.take()
+        assert await old.finish(impact, problem="it does not start")
+        await old.work(is_leaving=True)
+        new = Daemon(world, "host-a", "s2")
+        new.running = [{"event_id": impact["event_id"], "vm": "web-0", "tries": 0}]
+        assert await new.work() == NOTHING
+        await world.pass_time(5 * SECOND, new)
+        assert [each["tries"] for each in (await new.work())["impacts"]] == [2]
+
+    run(test)
