@@ -1,4 +1,4 @@
-"""More worlds:
+"""More worlds, each of them without and with host daemons:
 
 `python -m tests.sim --seeds 1000 --first 50`. Names the seed of what it finds, and then ends with
 1.
@@ -8,7 +8,9 @@ import argparse
 import asyncio
 import sys
 import traceback
+from collections.abc import Callable
 
+from tests.sim.hostd_world import HostdWorld
 from tests.sim.world import World
 
 
@@ -18,14 +20,19 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=500)
     chosen = parser.parse_args()
     found = 0
+    simulations: dict[str, Callable[[int], object]] = {
+        "servers": lambda seed: asyncio.run(World(seed).run()),
+        "host daemons": lambda seed: HostdWorld(seed).run(),
+    }
     for seed in range(chosen.first, chosen.first + chosen.seeds):
-        try:
-            asyncio.run(World(seed).run())
-        except Exception:
-            found += 1
-            print(f"seed {seed}:", file=sys.stderr)
-            traceback.print_exc(limit=-3)
-    print(f"{chosen.seeds - found} passed, {found} failed")
+        for name, run in simulations.items():
+            try:
+                run(seed)
+            except Exception:
+                found += 1
+                print(f"{name}, seed {seed}:", file=sys.stderr)
+                traceback.print_exc(limit=-3)
+    print(f"{len(simulations) * chosen.seeds - found} passed, {found} failed")
     return 1 if found else 0
 
 

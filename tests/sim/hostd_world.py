@@ -1,205 +1,91 @@
-"""Servers and a host daemon under a seed: lost requests and responses, restarts, changed servers.
-
-The event loop has no real time: when all tasks wait, the clock jumps to the next of them. The seed
-decides everything.
-"""
+"""Servers, two host daemons and their VMs under a seed, which decides everything."""
 
 import asyncio
-import random
-import selectors
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from itertools import count
+from random import Random
 from typing import Any
 
-import msgspec
-
-from forewarn.core.command import Seen
+from forewarn.core.fleet import ScopeKind
+from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.engine.entry import Entry
-from forewarn.errors import Error, ImpactFailed, Unavailable
+from forewarn.errors import Error
 from forewarn.hostd.control import ControlLoop
 from forewarn.hostd.inventory import Inventory, ListedVm, Report
 from forewarn.hostd.settings import HostToken
-from forewarn.hostd.upstream import Request, Response, ServerLost, Upstream
 from forewarn.hostd.worker import ImpactRunner
-from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.platform.remote import WorkRequest
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON
 from tests.history import entries_of
-from tests.rules import Broken
-from tests.unit.engine.hostd_world import Server, vm_id
+from tests.sim.hostd_network import LossyNetwork, ServerStore
+from tests.sim.hostd_operator import Operator
+from tests.sim.hostd_rules import CommitChecker, check_history, check_quiet
+from tests.sim.hypervisors import HOSTS, Actor, Hypervisors, State
+from tests.sim.jumping_loop import JumpingLoop
+from tests.sim.simulated_hypervisor import Outcomes, SimulatedHypervisor
+from tests.unit.engine.hostd_world import GIB, Server, vm_id
 
-VMS = ("web-0", "web-1", "db-0")
-HOST = "host-a"
-FAULTS_SECONDS = 200.0
-END_SECONDS_MAX = 7200.0
-
-
-class JumpingSelector(selectors.SelectSelector):
-    """Never waits; `on_wait` gets how long it should have waited."""
-
-    def __init__(self, on_wait: Callable[[float], None]) -> None:
-        super().__init__()
-        self._on_wait = on_wait
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready and timeout:
-            self._on_wait(timeout)
-        return ready
+PLACES = {"web-0": "host-a", "web-1": "host-b", "db-0": "host-a"}
+RATE = 60
+"""The notice of a Reboot is 15 seconds."""
+TIMING = Timing.at_rate(RATE, back_limit=RATE * timedelta(minutes=2))
+FAULTS_SECONDS = 240.0
+QUIET_SECONDS_MAX = 1200.0
+SETTLE_SECONDS = 150.0
+"""The same inventory is sent again, and VMs are recovered again, after 60 seconds."""
+HISTORY_MAX = 100_000
 
 
-class JumpingLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._jumped_to = 0.0
-        super().__init__(JumpingSelector(self._jump))
+class ListingSource:
+    """The VMs of a host; it is woken when they change."""
 
-    def time(self) -> float:
-        return self._jumped_to
-
-    def _jump(self, seconds: float) -> None:
-        self._jumped_to += seconds
-
-
-class Machine:
-    """What is done to the VMs, by all runs of the daemon. Each run of a call has a number."""
-
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
-        self.active: Counter[str] = Counter()
-        self.outcomes: dict[str, tuple[str, str, bool]] = {}
-        self._numbers = count(1)
-
-    def start(self, request: ImpactRequest) -> str:
-        vm = request.vm.name
-        if self.active[vm]:
-            raise Broken(f"two platform calls for {vm} at a time")
-        self.active[vm] += 1
-        return f"call-{next(self._numbers)}"
-
-
-class SimulatedHypervisor:
-    """The platform of one run of the daemon. A killed one does nothing any more."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._mine: Counter[str] = Counter()
-        self.is_killed = False
-        self.problem: Broken | None = None
-
-    def kill(self) -> None:
-        self.is_killed = True
-        self._machine.active.subtract(self._mine)
-
-    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
-        machine, vm = self._machine, request.vm.name
-        try:
-            number = machine.start(request)
-        except Broken as broken:
-            self.problem = broken
-            raise
-        self._mine[vm] += 1
-        try:
-            await asyncio.sleep(machine.chance.uniform(0.1, 9))
-            is_done = machine.chance.random() < 0.7
-            machine.outcomes[number] = request.event_id, vm, is_done
-            if not is_done:
-                raise ImpactFailed(number)
-            return ImpactResult(detail=number, is_back=machine.chance.random() < 0.5)
-        except asyncio.CancelledError:
-            with suppress(asyncio.CancelledError):  # it takes a while to end
-                await asyncio.sleep(machine.chance.uniform(0, 4))
-            raise
-        finally:
-            if not self.is_killed:
-                machine.active[vm] -= 1
-                self._mine[vm] -= 1
-
-    async def wait_until_back(self, request: ImpactRequest) -> None:
-        await asyncio.sleep(self._machine.chance.uniform(0.1, 20))
-
-
-class LossyNetwork(Upstream):
-    """The way to the servers, which loses requests and responses while `loss` is not 0."""
-
-    def __init__(self, world: "HostdWorld") -> None:
-        super().__init__([])
-        self._world = world
-        self._first = 0
-        self.is_dead = False
-
-    @property
-    def current(self) -> str:
-        return f"server {self._first}"
-
-    @property
-    def count(self) -> int:
-        return 2
-
-    def skip(self) -> None:
-        self._first = 1 - self._first
-
-    async def send(self, request: Request) -> Response:
-        for number in (self._first, 1 - self._first):
-            try:
-                response = await self._send_to(number, request)
-            except ServerLost:
-                continue
-            if response.status != 503:
-                self._first = number
-                return response
-        raise ServerLost("no server can be reached")
-
-    async def _send_to(self, number: int, request: Request) -> Response:
-        world, chance = self._world, self._world.chance
-        await asyncio.sleep(chance.uniform(0.001, 0.2))
-        server = world.servers[number]
-        if self.is_dead or server is None or chance.random() < world.loss:
-            await asyncio.sleep(chance.choice((0, 3)))
-            raise ServerLost("the request is lost")
-        assert request.body is not None
-        sent = msgspec.json.decode(request.body, type=WorkRequest)
-        handler = asyncio.ensure_future(server.hosts.work(HOST, sent, by="token"))
-        world.handlers.add(handler)
-        handler.add_done_callback(world.handlers.discard)
-        try:
-            work = await asyncio.shield(handler)  # it goes on if the daemon has gone
-        except Unavailable:
-            return Response(503, [], b"{}")
-        except Error as error:
-            body = msgspec.json.encode({"error": error.code, "message": error.message})
-            return Response(409, [], body)
-        if self.is_dead or world.servers[number] is not server or chance.random() < world.loss:
-            raise ServerLost("the response is lost")
-        return Response(200, [], msgspec.json.encode(work))
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-class OneSource:
-    def __init__(self) -> None:
+    def __init__(self, vms: Hypervisors, host: str) -> None:
+        self._vms, self._host = vms, host
         self.woken = asyncio.Event()
+        vms.changed[host].append(self.woken)
 
     async def list_vms(self) -> Report:
-        vms = (ListedVm(name=name, id=vm_id(name), scope=name) for name in VMS)
-        return Report(1 << 36, tuple(vms))
+        copies = self._vms.copies[self._host]
+        return Report(1 << 36, tuple(self._list(name, copies[name].state) for name in copies))
+
+    def _list(self, name: str, state: State) -> ListedVm:
+        scope = name.partition("-")[0]
+        return ListedVm(
+            name=name,
+            id=vm_id(name),
+            scope=scope,
+            kind=ScopeKind.AVAILABILITY_SET if scope == "web" else ScopeKind.VM,
+            update_domain=int(name[-1]),
+            power="stopped" if state is State.OFF else "running",
+            memory_bytes=GIB,
+        )
 
 
 class RunningDaemon:
-    """One run of the daemon."""
+    """One run of the daemon of a host."""
 
-    def __init__(self, world: "HostdWorld", session: str) -> None:
-        self.platform = SimulatedHypervisor(world.machine)
-        self.network = LossyNetwork(world)
-        self.runner = world.make_runner(self.platform, 2, world.clock, HOST)
-        inventory = Inventory(OneSource(), 3600, list)
-        token = HostToken(HOST, "", b"")
+    def __init__(self, world: "HostdWorld", host: str, session: str) -> None:
+        self._vms, self._host = world.vms, host
+        self.actor = Actor(host, session)
+        platform = SimulatedHypervisor(
+            world.vms, host, self.actor, world.outcomes, world.random(f"platform {session}")
+        )
+        network = LossyNetwork(world, host, self.actor, world.random(f"network {session}"))
+        self.platform = platform
+        self.runner = world.make_runner(platform, 2, world.clock, host)
+        self._source = ListingSource(world.vms, host)
+        inventory = Inventory(self._source, 3600, list)
         control = ControlLoop(
-            self.network, HOST, token, inventory, self.runner, session, chance=world.chance.random
+            network,
+            host,
+            HostToken(host, "", b""),
+            inventory,
+            self.runner,
+            session,
+            chance=world.random(f"control {session}").random,
         )
         self.tasks = [asyncio.create_task(work) for work in (inventory.run(), control.run())]
 
@@ -207,31 +93,33 @@ class RunningDaemon:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        self.check()
+        self.actor.is_dead = self.actor.has_ended = True
+        self._vms.changed[self._host].remove(self._source.woken)
 
     async def kill(self) -> None:
-        self.platform.kill()
-        self.network.is_dead = True
+        self.actor.is_dead = True
         await self.stop()
-
-    def check(self) -> None:
-        if self.platform.problem:
-            raise self.platform.problem
 
 
 class HostdWorld:
-    """Two servers on one store, one daemon with three VMs, and an operator."""
+    """Two servers on one store, two daemons with three VMs, their guests, and an operator."""
 
     def __init__(self, seed: int, make_runner: type[ImpactRunner] = ImpactRunner) -> None:
-        self.make_runner = make_runner
-        self.chance = random.Random(seed)
-        self.loss = 0.2
-        self.machine = Machine(self.chance)
+        self.seed, self.make_runner = seed, make_runner
+        self.loss = 0.0
+        self.cut_until: dict[tuple[str, int], float] = {}
+        self.vms, self.outcomes = Hypervisors(self.random("guests")), Outcomes()
         self.store = MemoryStore()
         self.servers: list[Server | None] = [None, None]
-        self.handlers: set[asyncio.Future[Any]] = set()
-        self._numbers = count(1)
+        self.daemons: dict[str, RunningDaemon | None] = dict.fromkeys(HOSTS)
+        self.handlers: dict[asyncio.Task[Any], Server] = {}
+        self._numbers, self._ids = count(1), count(1)
         self._stopped: list[Server] = []
+        self._stores: dict[Server, ServerStore] = {}
+
+    def random(self, name: str) -> Random:
+        """Everybody has one: nobody's chances depend on who comes first."""
+        return Random(f"{self.seed} {name}")
 
     def run(self) -> list[Entry]:
         """The history. Raises Broken if a promise was."""
@@ -241,93 +129,130 @@ class HostdWorld:
     async def _run(self) -> list[Entry]:
         loop = asyncio.get_running_loop()
         self.clock = RealClock(wall=lambda: NOON.timestamp() + loop.time(), steady=loop.time)
+        self.checker = CommitChecker(self.vms, self.outcomes, self.clock.now, TIMING)
+        for vm, host in PLACES.items():
+            self.vms.add(host, vm)
         for number in (0, 1):
-            await self._start_server(number)
-        self._daemon = RunningDaemon(self, "s0")
-        await self._wait(lambda: len(self._any().board.vms) == len(VMS), 60)
-        await self._disturb(loop.time() + FAULTS_SECONDS)
-        self.loss = 0.0
-        for number in (0, 1):
-            if self.servers[number] is None:
-                await self._start_server(number)
-        await self._wait(self._is_over, END_SECONDS_MAX)
-        self._daemon.check()
-        await self._daemon.stop()
-        history = list(await entries_of(self.store))
-        for server in [*self.servers, *self._stopped]:
-            if server is not None:
-                await server.stop()
-                await server.engine.close()
-                await server.client.aclose()
-        self._check(history)
+            await self.start_server(number)
+        for host in HOSTS:
+            self.start_daemon(host)
+        guests = [asyncio.create_task(self._poll(vm)) for vm in PLACES]
+        operator = Operator(self)
+        await self.wait(self._is_ready, 120)
+        self.loss = 0.2
+        await operator.disturb(loop.time() + FAULTS_SECONDS)
+        await operator.heal()
+        await self.wait(self.is_over, QUIET_SECONDS_MAX)
+        await self._sleep(SETTLE_SECONDS)
+        await self.wait(self.is_over, QUIET_SECONDS_MAX)
+        history = list(await entries_of(self.store, limit=HISTORY_MAX))
+        for server in filter(None, self.servers):
+            check_quiet(server, self.vms, self.outcomes, self.checker.ended_early)
+        check_history(history, self.outcomes)
+        await self._stop(guests)
         return history
 
-    async def _disturb(self, until: float) -> None:
-        loop, steps = asyncio.get_running_loop(), (self._operate, self._operate, self._restart_one)
-        while loop.time() < until:
-            await asyncio.sleep(self.chance.uniform(0.1, 12))
-            self._daemon.check()
-            with suppress(Error):
-                await self.chance.choice(steps)()
-
-    async def _operate(self) -> None:
-        server, vm = self._any(), self.chance.choice(VMS)
-        if self.chance.random() < 0.5:
-            await server.engine.submit(vm, Seen(), by="guest")
-        scope = server.scope(vm)
-        if scope.events and self.chance.random() < 0.6:
-            act = self.chance.choice((server.operations.approve, server.operations.complete))
-            await act(scope.events[0].id, by="ann")
-            with suppress(Error):
-                await server.operations.fail(HOST, by="ann")
-        else:
-            await server.operations.restart(vm, by="ann")
-
-    async def _restart_one(self) -> None:
-        number = self.chance.randrange(4)
-        if number >= 2:
-            await (self._daemon.kill() if number == 2 else self._daemon.stop())
-            self._daemon = RunningDaemon(self, f"s{next(self._numbers)}")
-        elif (server := self.servers[number]) is None:
-            await self._start_server(number)
-        elif self.servers[1 - number] is not None:
-            self.servers[number] = None
+    async def _stop(self, guests: list[asyncio.Task[None]]) -> None:
+        for daemon in filter(None, self.daemons.values()):
+            await daemon.stop()
+        for task in (*guests, *self.handlers):
+            task.cancel()
+        for server in [*filter(None, self.servers), *self._stopped]:
             await server.stop()
-            self._stopped.append(server)
+            await server.engine.close()
+        self.check()
 
-    async def _start_server(self, number: int) -> None:
-        server = Server(self.store, self.clock, f"server-{next(self._numbers)}")
+    def check(self) -> None:
+        if self.vms.problem:
+            raise self.vms.problem
+
+    async def wait(self, is_true: Callable[[], bool], seconds_max: float) -> None:
+        until = asyncio.get_running_loop().time() + seconds_max
+        while not is_true():
+            await self._sleep(0.5)
+            self.vms.must(self.vms.now < until, "everything ends", is_true)
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self.check()
+
+    def _is_ready(self) -> bool:
+        board = self.any_server().board
+        scopes = [published.scope for published in board.scopes.values()]
+        return len(board.vms) == len(PLACES) and all(scope.seen_at for scope in scopes)
+
+    def is_over(self) -> bool:
+        """Whether all events have ended, and the daemons know it."""
+        scopes = [published.scope for published in self.any_server().board.scopes.values()]
+        has_work = any(daemon and daemon.runner.running() for daemon in self.daemons.values())
+        return not has_work and not any(scope.events or scope.impacts for scope in scopes)
+
+    # --- servers, daemons and guests
+
+    def any_server(self) -> Server:
+        return next(server for server in self.servers if server is not None)
+
+    async def start_server(self, number: int) -> None:
+        name = f"server-{next(self._numbers)}"
+        store = ServerStore(self.store, self.random(name), self.checker)
+        server = Server(
+            store,
+            self.clock,
+            name,
+            TIMING,
+            lambda: f"00000000-0000-4000-8000-{next(self._ids):012X}",
+        )
+        self._stores[server] = store
         await server.start()
         self.servers[number] = server
 
-    def _any(self) -> Server:
-        return next(server for server in self.servers if server is not None)
+    async def stop_server(self, number: int, *, lease_seconds: float | None) -> None:
+        """Stop it; or kill it, and its leases last so much longer."""
+        server = self.servers[number]
+        assert server is not None
+        self.servers[number] = None
+        self._stopped.append(server)
+        store = self._stores[server]
+        store.is_dead = lease_seconds is not None
+        for handler in [task for task, of in self.handlers.items() if of is server]:
+            handler.cancel()
+        await server.stop()
+        if lease_seconds is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(lease_seconds, lambda: asyncio.ensure_future(self._expire(store)))
 
-    async def _wait(self, is_true: Callable[[], bool], seconds_max: float) -> None:
-        async with asyncio.timeout(seconds_max):
-            while not is_true():
-                await asyncio.sleep(0.5)
+    async def _expire(self, store: ServerStore) -> None:
+        for lease in list(store.leases):
+            await store.expire(lease)
 
-    def _is_over(self) -> bool:
-        """Whether all impacts have ended, and the daemon knows it."""
-        scopes = [published.scope for published in self._any().board.scopes.values()]
-        is_open = any(not impact.is_over for scope in scopes for impact in scope.impacts)
-        return not is_open and not self._daemon.runner.running()
+    async def lose_lease(self, number: int) -> None:
+        """It could not reach the store for a while."""
+        if (server := self.servers[number]) is not None:
+            await self._expire(self._stores[server])
 
-    def _check(self, history: list[Entry]) -> None:
-        """Every result in the history is that of one call, for this impact and this outcome."""
-        used: Counter[str] = Counter()
-        for entry in history:
-            is_done = entry.what in ("impacted", "restarted")
-            if not entry.detail.startswith("call-") or not (is_done or "impact" in entry.what):
+    def start_daemon(self, host: str) -> None:
+        self.daemons[host] = self.make_daemon(host)
+
+    def make_daemon(self, host: str) -> RunningDaemon:
+        return RunningDaemon(self, host, f"s{next(self._numbers)}")
+
+    async def stop_daemon(self, host: str, *, is_killed: bool) -> None:
+        daemon = self.daemons[host]
+        assert daemon is not None
+        self.daemons[host] = None
+        await (daemon.kill() if is_killed else daemon.stop())
+
+    async def _poll(self, vm: str) -> None:
+        """A guest that polls, through the daemon of its host, while it is up."""
+        chance = self.random(f"polls of {vm}")
+        while True:  # ends when cancelled
+            await asyncio.sleep(chance.uniform(1, 6))
+            daemon = self.daemons[place] if (place := "".join(self.vms.places(vm))) else None
+            server = self.servers[chance.randrange(2)]
+            if daemon is None or server is None or not self.vms.is_up(vm):
                 continue
-            used[entry.detail] += 1
-            if self.machine.outcomes[entry.detail] != (entry.event, entry.vm, is_done):
-                raise Broken(f"{entry.detail} is recorded as {entry}")
-        twice = [number for number, times in used.items() if times > 1]
-        if twice:
-            raise Broken(f"a result was used for two tries: {twice}")
-        done = [entry for entry in history if entry.what == "impacted" and not entry.detail]
-        completed = [entry for entry in history if entry.what == "completed" and entry.by == "ann"]
-        if {entry.event for entry in done} - {entry.event for entry in completed}:
-            raise Broken("an impact is recorded as done that was not")
+            if (published := server.board.vms.get(vm)) is not None:
+                with suppress(Error):
+                    if vm in (published.booting or ()):
+                        server.engine.back(published, vm)
+                    await server.engine.seen(published)

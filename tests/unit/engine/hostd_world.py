@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -19,6 +20,7 @@ from forewarn.engine.entry import Entry
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.server import make_workers
+from forewarn.store.base import Store
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service
@@ -63,17 +65,31 @@ class LocalPlatform:
 class Server:
     """One server: its engine, its workers and its control API."""
 
-    def __init__(self, store: MemoryStore, clock: Clock, name: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        name: str,
+        timing: Timing = Timing(),  # noqa: B008
+        make_id: Callable[[], str] | None = None,
+    ) -> None:
         numbers = count(1)
         self.name = name
         self.service = build_service(
-            store, clock, Timing(), lambda: f"{name[-1] * 8}-0000-4000-8000-{next(numbers):012X}"
+            store,
+            clock,
+            timing,
+            make_id or (lambda: f"{name[-1] * 8}-0000-4000-8000-{next(numbers):012X}"),
         )
         self.engine, self.operations = self.service.engine, self.service.operations
         self.hosts, self.board = self.service.hosts, self.service.engine.board
         self.local = LocalPlatform()
-        self.client = make_client(make_app(self.service, delay_seconds=0))
         self._tasks: list[asyncio.Task[None]] = []
+
+    @cached_property
+    def client(self) -> httpx.AsyncClient:
+        """Of its control API."""
+        return make_client(make_app(self.service, delay_seconds=0))
 
     async def start(self) -> None:
         await self.engine.load()

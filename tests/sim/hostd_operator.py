@@ -1,0 +1,222 @@
+"""An operator who plans events and does some things by hand, and the faults meanwhile."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from forewarn.core.event import EventType, Status
+from forewarn.core.fleet import Scope
+from forewarn.errors import Error
+from tests.sim.hostd_rules import OPERATOR
+from tests.sim.hypervisors import HOSTS, Marker, State
+
+if TYPE_CHECKING:
+    from tests.sim.hostd_world import HostdWorld, RunningDaemon
+
+Step = Callable[[], Awaitable[object]]
+
+
+class Operator:
+    def __init__(self, world: "HostdWorld") -> None:
+        self._world, self._vms = world, world.vms
+        self._chance = world.random("operator")
+        self._starting: set[asyncio.Task[None]] = set()
+        self._second: RunningDaemon | None = None
+
+    async def disturb(self, until: float) -> None:
+        steps: Sequence[tuple[Step, int]] = (
+            (self._plan, 10),
+            (self._decide, 6),
+            (self._restart_daemon, 4),
+            (self._start_second_daemon, 3),
+            (self._kill_within_an_impact, 8),
+            (self._restart_server, 3),
+            (self._cut, 3),
+            (self._lose_lease, 1),
+            (self._act_by_hand, 4),
+            (self._take_over, 2),
+        )
+        chosen, weights = zip(*steps, strict=True)
+        while asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(self._chance.uniform(0.1, 5))
+            self._world.check()
+            await self._bury_the_dead()
+            with suppress(Error):
+                await self._chance.choices(chosen, weights)[0]()
+
+    async def heal(self) -> None:
+        """End all faults."""
+        world = self._world
+        world.loss, self._vms.cut_until = 0.0, 0.0
+        world.cut_until.clear()
+        if self._second is not None:
+            await self._second.stop()
+        for daemon in world.daemons.values():
+            if daemon is not None:
+                daemon.actor.calls_left = -1
+        await self._bury_the_dead()
+        await asyncio.gather(*self._starting)
+        for host in HOSTS:
+            daemon = world.daemons[host]
+            assert daemon is not None
+            daemon.platform.failure = 0.0
+        for number in (0, 1):
+            if world.servers[number] is None:
+                await world.start_server(number)
+
+    # --- what is asked of the servers
+
+    async def _plan(self) -> None:
+        operations, chance = self._world.any_server().operations, self._chance
+        vm, host = self._any_vm(), chance.choice(HOSTS)
+        luck = chance.random()
+        if luck < 0.3:
+            await operations.restart(vm, by=OPERATOR)
+        elif luck < 0.65:
+            await operations.redeploy(vm, by=OPERATOR)
+        elif luck < 0.9:
+            type_ = chance.choice((EventType.FREEZE, EventType.REBOOT))
+            await operations.maintain(host, type=type_, by=OPERATOR)
+        elif luck < 0.95:
+            await operations.fail(host, by=OPERATOR)
+        else:
+            await operations.evict(vm, by=OPERATOR)
+
+    async def _decide(self) -> None:
+        """Approve, complete or cancel an event."""
+        server = self._world.any_server()
+        events = [event for scope in self._scopes() for event in scope.events]
+        if not events:
+            return
+        event, operations = self._chance.choice(events), server.operations
+        if event.status is Status.STARTED and event.type is not EventType.PREEMPT:
+            await operations.complete(event.id, by=OPERATOR)
+        elif event.status is Status.STARTED:
+            return  # the fleet would know it as deallocated, and it would run on
+        elif self._chance.random() < 0.8:
+            await operations.approve(event.id, by=OPERATOR)
+        else:
+            await operations.cancel(event.id, by=OPERATOR)
+
+    def _scopes(self) -> list[Scope]:
+        return [published.scope for published in self._world.any_server().board.scopes.values()]
+
+    def _any_vm(self) -> str:
+        return self._chance.choice(sorted(self._vms.boots))
+
+    # --- what is done by hand
+
+    async def _act_by_hand(self) -> None:
+        """Stop, start or move a VM on which nobody acts; move it only as docs/hostd.md says.
+
+        One that was evicted is started by a restart only: else the fleet goes on to know it as
+        deallocated.
+        """
+        vm, vms = self._any_vm(), self._vms
+        if not vms.is_idle(vm) or vm in vms.evicted:
+            return
+        places = vms.places(vm)
+        if not places:
+            vms.start(self._chance.choice([host for host in HOSTS if vm in vms.copies[host]]), vm)
+        elif vms.copies[places[0]][vm].state is not State.RUNNING:
+            return
+        elif self._chance.random() < 0.4:
+            vms.stop(places[0], vm)
+            vms.left_off.add(vm)
+        elif all(self._world.daemons.values()) and not self._has_impact(vm):
+            vms.move(places[0], vm, other(places[0]))
+
+    async def _take_over(self) -> None:
+        """Look after the VMs that impacts have left off, and whose daemons have died since.
+
+        The operator completes their events, and leaves them off or starts them on some host.
+        """
+        vms, world = self._vms, self._world
+        for vm in sorted(vms.boots):
+            begun_on = [host for host in HOSTS if vms.has_begun(host, vm)]
+            is_served = any(world.daemons[host] for host in begun_on)
+            if vms.places(vm) or not begun_on or is_served or vm in vms.evicted:
+                continue
+            for event in [event for scope in self._scopes() for event in scope.events]:
+                if vm in event.resources and event.type is not EventType.PREEMPT:
+                    with suppress(Error):
+                        await world.any_server().operations.complete(event.id, by=OPERATOR)
+            if self._has_impact(vm) or vms.actors(vm) or vms.places(vm):
+                continue
+            host = self._chance.choice((*HOSTS, ""))
+            vms.stopped_by.pop(vm, None)
+            if not host:
+                vms.left_off.add(vm)
+                continue
+            if vm not in vms.copies[host]:
+                vms.define(host, vm, Marker())
+            vms.start(host, vm)
+
+    def _has_impact(self, vm: str) -> bool:
+        return any(impact.vm == vm for scope in self._scopes() for impact in scope.impacts)
+
+    # --- faults
+
+    async def _restart_daemon(self) -> None:
+        host = self._chance.choice(HOSTS)
+        if self._world.daemons[host] is not None:
+            await self._world.stop_daemon(host, is_killed=self._chance.random() < 0.6)
+            self._start_later(host)
+
+    def _start_later(self, host: str) -> None:
+        async def start() -> None:
+            await asyncio.sleep(self._chance.choice((1, 5, 20, 40)))
+            self._world.start_daemon(host)
+
+        task = asyncio.create_task(start())
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _start_second_daemon(self) -> None:
+        """Somebody starts one for a host that has one, or ends it again."""
+        if self._second is None:
+            self._second = self._world.make_daemon(self._chance.choice(HOSTS))
+        else:
+            await self._second.stop()
+            self._second = None
+
+    async def _kill_within_an_impact(self) -> None:
+        """Let a daemon die before one of its next calls to a hypervisor."""
+        daemon = self._world.daemons[self._chance.choice(HOSTS)]
+        if daemon is not None and daemon.actor.calls_left < 0:
+            daemon.actor.calls_left = self._chance.randrange(7)
+
+    async def _bury_the_dead(self) -> None:
+        for host, daemon in self._world.daemons.items():
+            if daemon is not None and daemon.actor.is_dead:
+                await self._world.stop_daemon(host, is_killed=True)
+                self._start_later(host)
+                if self._chance.random() < 0.6:
+                    await self._take_over()
+
+    async def _restart_server(self) -> None:
+        number, world = self._chance.randrange(2), self._world
+        if world.servers[number] is None:
+            await world.start_server(number)
+        elif world.servers[1 - number] is not None:
+            is_killed = self._chance.random() < 0.6
+            seconds = self._chance.uniform(3, 10) if is_killed else None
+            await world.stop_server(number, lease_seconds=seconds)
+
+    async def _cut(self) -> None:
+        """Between a daemon and a server, or both servers, or between the hosts."""
+        until = asyncio.get_running_loop().time() + self._chance.choice((2, 8, 20, 40))
+        number, host = self._chance.randrange(4), self._chance.choice(HOSTS)
+        if number == 3:
+            self._vms.cut_until = until
+        for each in (0, 1) if number == 2 else (number,):
+            self._world.cut_until[host, each] = until
+
+    async def _lose_lease(self) -> None:
+        await self._world.lose_lease(self._chance.randrange(2))
+
+
+def other(host: str) -> str:
+    (found,) = {*HOSTS} - {host}
+    return found
