@@ -86,7 +86,9 @@ def test_operator_signs_in_acts_and_signs_out(tmp_path: Path) -> None:
         shown.view("#/vms/web-0")
         page.get_by_role("button", name="Restart").click()
         page.get_by_role("dialog").get_by_role("button", name="Restart web-0").click()
-        expect(page.get_by_role("dialog")).to_contain_text("It runs now, without an event.")
+        expect(page.get_by_role("dialog")).to_contain_text(
+            "It runs now, without an event: no VM of web has polled in"
+        )
         page.get_by_role("button", name="Close").click()
         (cookie,) = shown.context.cookies()
         script_sees = page.evaluate("document.cookie")

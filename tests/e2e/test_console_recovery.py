@@ -149,4 +149,4 @@ def test_confirmation_says_what_is_true_when_it_opens(tmp_path: Path) -> None:
         page.get_by_role("button", name="Restart").click()
         expect(dialog).to_contain_text("without an event: no VM of web polls.")
         confirm(page, "Restart web-0")
-        expect(dialog).to_contain_text("It runs now, without an event.")
+        expect(dialog).to_contain_text("It runs now, without an event: no VM of web has polled in")

@@ -17,6 +17,7 @@ from forewarn.core.event import (
     EventType,
     Impact,
     ImpactState,
+    NoEvent,
     Status,
 )
 from forewarn.core.fleet import Policy, Power, Scope, ScopeKind, Vm
@@ -58,6 +59,7 @@ class Draft:
         """Begin a command: what was decided before it is the scope that it finds."""
         self.before, self.now, self.timing = self.build(), now, timing
         self.changes: list[Change] = []
+        self.no_event: NoEvent | None = None
         self.is_gone = False
 
     def build(self) -> Scope:

@@ -151,3 +151,21 @@ class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     how: EndReason
     at: datetime
+
+
+class NoEventCode(StrEnum):
+    NOT_POLLED = "not-polled"
+    VM_DOWN = "vm-down"
+    NO_NOTICE = "no-notice"
+    ENDED = "ended"
+
+
+class NoEvent(msgspec.Struct, frozen=True):
+    """Why an operation has no event: it ran at once, or the event had ended before."""
+
+    code: NoEventCode
+    message: str
+
+
+def ended_before(what: str) -> NoEvent:
+    return NoEvent(NoEventCode.ENDED, f"{what} before")

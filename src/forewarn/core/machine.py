@@ -42,7 +42,7 @@ from forewarn.core import command as commands
 from forewarn.core import lifecycle, membership, scheduling
 from forewarn.core.change import Change
 from forewarn.core.draft import Draft
-from forewarn.core.event import Event, EventType, Impact, ImpactState, Source, Status
+from forewarn.core.event import Event, EventType, Impact, ImpactState, NoEvent, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind
 from forewarn.core.timing import Timing
 
@@ -72,11 +72,15 @@ RULES: dict[type[commands.Command], Callable[[Draft, Any], None]] = {
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The new scope and the changes. `is_gone`: the scope no longer exists."""
+    """The new scope and the changes. `is_gone`: the scope no longer exists.
+
+    `no_event`: why an operation on a VM was not announced.
+    """
 
     scope: Scope
     changes: tuple[Change, ...]
     is_gone: bool = False
+    no_event: NoEvent | None = None
 
 
 class Group:
@@ -119,7 +123,7 @@ def decide(
         has_changed = visible(after) != visible(group.shown)
         draft.scope = replace(after, incarnation=group.shown.incarnation + has_changed)
     group.keep_draft(draft)
-    return Outcome(scope=draft.scope, changes=tuple(draft.changes), is_gone=draft.is_gone)
+    return Outcome(draft.scope, tuple(draft.changes), draft.is_gone, draft.no_event)
 
 
 def visible(scope: Scope) -> tuple[object, ...]:

@@ -17,12 +17,15 @@ from forewarn.core.event import (
     Event,
     EventType,
     ImpactState,
+    NoEvent,
+    NoEventCode,
     Source,
     Status,
 )
 from forewarn.core.fleet import AutoApprove, Power, Scope, Vm
 from forewarn.core.lifecycle import find_event, is_enabled
 from forewarn.core.timing import round_up_to_second
+from forewarn.duration import format_duration
 from forewarn.errors import (
     AlreadyPending,
     Invalid,
@@ -68,8 +71,8 @@ def operate(draft: Draft, command: commands.UserOperation) -> None:
         notice = None if notice is None else notice / draft.timing.rate
     vm = find_vm(draft, command.vm)
     refuse_second(draft, vm.name, type_, Source.USER)
-    is_listening = vm.power is Power.RUNNING and is_enabled(draft.scope, draft.now, draft.timing)
-    if command.not_before is None and (notice is None or not is_listening):
+    draft.no_event = why_no_event(draft, vm, notice) if command.not_before is None else None
+    if draft.no_event is not None:
         draft.start_silently(command.event_id, vm.name, type_, cause)
         return
     refuse_too_many(draft)
@@ -77,6 +80,19 @@ def operate(draft: Draft, command: commands.UserOperation) -> None:
     event = announce(draft, command.event_id, type_, cause, [vm], notice, requested)
     if AUTO_APPROVED.get(type_) in policy.auto_approve and not event.is_timed:
         draft.approve([event], "policy")
+
+
+def why_no_event(draft: Draft, vm: Vm, notice: timedelta | None) -> NoEvent | None:
+    """Why an operation on this VM runs at once; None if it is announced."""
+    scope = draft.scope.name
+    if vm.power is not Power.RUNNING:
+        return NoEvent(NoEventCode.VM_DOWN, f"{vm.name} is {vm.power}")
+    if not is_enabled(draft.scope, draft.now, draft.timing):
+        limit = format_duration(draft.timing.enabled_for)
+        return NoEvent(NoEventCode.NOT_POLLED, f"no VM of {scope} has polled in the last {limit}")
+    if notice is None:
+        return NoEvent(NoEventCode.NO_NOTICE, f"the policy of {scope} has no terminate_notice")
+    return None
 
 
 def evict(draft: Draft, command: commands.Evict) -> None:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from forewarn.core import command as ask
-from forewarn.core.event import Cause, EndReason, Event, EventType
+from forewarn.core.event import Cause, EndReason, Event, EventType, NoEvent, ended_before
 from forewarn.core.fleet import Scope
 from forewarn.core.scheduling import event_ids_of
 from forewarn.engine.engine import Engine
@@ -35,24 +35,15 @@ class ScopedEvent(NamedTuple):
 def _make_operation(
     kind: type[ask.Operation],
 ) -> Callable[..., Coroutine[Any, Any, ScopedEvent | None]]:
-    async def operate(
+    async def run(
         self: "Operations", vm: str, *, by: str, not_before: datetime | None = None
     ) -> ScopedEvent | None:
         """None if it runs now, without an event."""
-        engine = self._engine
-        command = kind(vm=vm, event_id=self._make_id(), not_before=not_before)
-        published, _ = await engine.look_up(lambda: engine.board.find_vm(vm))
-        try:
-            outcome = await engine.submit(published.scope.name, command, by)
-        except NotFound:  # another server may have moved the VM just now
-            await engine.catch_up()
-            published, _ = engine.board.find_vm(vm)
-            outcome = await engine.submit(published.scope.name, command, by)
-        event = outcome.scope.event(command.event_id)
-        return None if event is None else ScopedEvent(outcome.scope, event)
+        placed = await self.operate(kind, vm, by=by, not_before=not_before)
+        return placed if isinstance(placed, ScopedEvent) else None
 
-    operate.__name__ = kind.__name__.lower()
-    return operate
+    run.__name__ = kind.__name__.lower()
+    return run
 
 
 class Operations(FleetApplier):
@@ -76,6 +67,24 @@ class Operations(FleetApplier):
     redeploy = _make_operation(ask.Redeploy)
     evict = _make_operation(ask.Evict)
     delete = _make_operation(ask.Delete)
+
+    async def operate(
+        self, kind: type[ask.Operation], vm: str, *, by: str, not_before: datetime | None = None
+    ) -> ScopedEvent | NoEvent:
+        """Announce an operation on a VM. The reason, if it runs now or has ended already."""
+        engine = self._engine
+        command = kind(vm=vm, event_id=self._make_id(), not_before=not_before)
+        published, _ = await engine.look_up(lambda: engine.board.find_vm(vm))
+        try:
+            outcome = await engine.submit(published.scope.name, command, by)
+        except NotFound:  # another server may have moved the VM just now
+            await engine.catch_up()
+            published, _ = engine.board.find_vm(vm)
+            outcome = await engine.submit(published.scope.name, command, by)
+        event = outcome.scope.event(command.event_id)
+        if event is not None:
+            return ScopedEvent(outcome.scope, event)
+        return outcome.no_event or ended_before(f"this operation on {vm} was requested")
 
     async def maintain(
         self,

@@ -291,6 +291,46 @@ def test_deallocated_vm_cannot_be_evicted() -> None:
         run(scope_of(vm("web-0", power=Power.DEALLOCATED)), Evict(vm="web-0", event_id=guid(1)))
 
 
+@pytest.mark.parametrize(
+    ("scope", "command", "code", "message"),
+    [
+        (
+            scope_of(is_enabled=False),
+            restart(),
+            "not-polled",
+            "no VM of web has polled in the last 24h",
+        ),
+        (
+            scope_of(vm("web-0", power=Power.STOPPED)),
+            restart(),
+            "vm-down",
+            "web-0 is stopped",
+        ),
+        (
+            scope_of(vm("web-0", power=Power.DEALLOCATED), is_enabled=False),
+            restart(),
+            "vm-down",
+            "web-0 is deallocated",
+        ),
+        (
+            scope_of(terminate_notice=None),
+            Delete(vm="web-0", event_id=guid(1)),
+            "no-notice",
+            "the policy of web has no terminate_notice",
+        ),
+    ],
+)
+def test_operation_without_an_event_gives_the_true_reason(
+    scope: Scope, command: Command, code: str, message: str
+) -> None:
+    """An operator who expected a notice looks for exactly this."""
+    reason = outcome_of(scope, command).no_event
+
+    assert reason is not None
+    assert (reason.code, reason.message) == (code, message)
+    assert outcome_of(scope_of(), restart()).no_event is None
+
+
 def test_unknown_vm_is_named() -> None:
     with pytest.raises(errors.UnknownVm, match="'web-9'"):
         run(scope_of(), restart("web-9"))

@@ -45,9 +45,9 @@ export function vmActions(store, vm) {
       label: `${label} ${vm.name}`,
       isDangerous,
       act: (postOnce) => postOnce(path`vms/${vm.name}/${verb}`),
-      done: ({ event }) => (event
+      done: ({ event, reason }) => (event
         ? `Announced. It starts at ${clockTime(event.not_before)}, unless it is approved earlier.`
-        : "It runs now, without an event."),
+        : `It runs now, without an event: ${reason.message}.`),
     }), { class: isDangerous ? "risky" : null });
   }));
 }

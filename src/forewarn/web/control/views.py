@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from forewarn import __version__
-from forewarn.core.event import Cause, Event, EventType, ImpactState, Source, Status
+from forewarn.core.event import Cause, Event, EventType, ImpactState, NoEvent, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind
 from forewarn.core.lifecycle import is_enabled
 from forewarn.engine.board import Board
@@ -174,6 +174,9 @@ class EventResult(msgspec.Struct, frozen=True):
         EventView | None,
         msgspec.Meta(description="Null if it runs now, without notice, or is already over."),
     ]
+    reason: Annotated[
+        NoEvent | None, msgspec.Meta(description="Why there is no event; null if there is one.")
+    ] = None
 
 
 class HostEvents(msgspec.Struct, frozen=True):
@@ -197,8 +200,10 @@ def event_view(scope: Scope, event: Event) -> EventView:
     return view(EventView, event, scope=scope.name, impacts=impacts)
 
 
-def event_result(placed: ScopedEvent | None) -> EventResult:
-    return EventResult(None if placed is None else event_view(*placed))
+def event_result(placed: ScopedEvent | NoEvent) -> EventResult:
+    if isinstance(placed, NoEvent):
+        return EventResult(None, placed)
+    return EventResult(event_view(*placed))
 
 
 def host_events(placed: Iterable[ScopedEvent]) -> HostEvents:

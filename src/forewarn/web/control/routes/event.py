@@ -9,6 +9,7 @@ from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK
 
 from forewarn import errors
+from forewarn.core.event import ended_before
 from forewarn.web.control import views
 from forewarn.web.control.dependencies import Call, Name, Page, to_utc
 from forewarn.web.control.routes.vm import EARLIEST_START
@@ -56,7 +57,8 @@ class EventController(Controller):
     @post("/{event:str}/cancel", status_code=HTTP_200_OK, errors=EVENT_ERRORS)
     async def cancel_event(self, event: Name, call: Call) -> EventResult:
         """Cancels a Scheduled event, and returns its last state."""
-        return views.event_result(await call.service.operations.cancel(event, by=call.by))
+        canceled = await call.service.operations.cancel(event, by=call.by)
+        return views.event_result(canceled or ended_before(f"event {event.upper()} was canceled"))
 
     @post(
         "/{event:str}/extend",
@@ -73,4 +75,5 @@ class EventController(Controller):
     @post("/{event:str}/complete", status_code=HTTP_200_OK, errors=EVENT_ERRORS)
     async def complete_event(self, event: Name, call: Call) -> EventResult:
         """Reports that the impact of a Started event is over, and returns its last state."""
-        return views.event_result(await call.service.operations.complete(event, by=call.by))
+        completed = await call.service.operations.complete(event, by=call.by)
+        return views.event_result(completed or ended_before(f"event {event.upper()} was completed"))

@@ -1,6 +1,5 @@
 """VMs: list, show, and the operations of their users."""
 
-from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Annotated
 
@@ -10,7 +9,7 @@ from litestar.params import JSONBody
 from litestar.status_codes import HTTP_202_ACCEPTED
 
 from forewarn import errors
-from forewarn.engine.operations import Operations, ScopedEvent
+from forewarn.core import command as ask
 from forewarn.web.control import views
 from forewarn.web.control.dependencies import ApiCall, Call, Name, Page, to_utc
 from forewarn.web.control.views import EventResult, VmList, VmView
@@ -54,27 +53,26 @@ class VmController(Controller):
     @post("/{vm:str}/restart", status_code=HTTP_202_ACCEPTED, errors=OPERATION_ERRORS)
     async def restart_vm(self, vm: Name, call: Call, data: NoticeBody = NOTICE) -> EventResult:
         """Restarts the VM on its host."""
-        return await _operate(Operations.restart, vm, call, data)
+        return await _operate(ask.Restart, vm, call, data)
 
     @post("/{vm:str}/redeploy", status_code=HTTP_202_ACCEPTED, errors=OPERATION_ERRORS)
     async def redeploy_vm(self, vm: Name, call: Call, data: NoticeBody = NOTICE) -> EventResult:
         """Moves the VM to another host."""
-        return await _operate(Operations.redeploy, vm, call, data)
+        return await _operate(ask.Redeploy, vm, call, data)
 
     @post("/{vm:str}/evict", status_code=HTTP_202_ACCEPTED, errors=OPERATION_ERRORS)
     async def evict_vm(self, vm: Name, call: Call, data: NoticeBody = NOTICE) -> EventResult:
         """Evicts a spot VM: it is deallocated."""
-        return await _operate(Operations.evict, vm, call, data)
+        return await _operate(ask.Evict, vm, call, data)
 
     @post("/{vm:str}/delete", status_code=HTTP_202_ACCEPTED, errors=OPERATION_ERRORS)
     async def delete_vm(self, vm: Name, call: Call, data: NoticeBody = NOTICE) -> EventResult:
         """Deletes the VM; it leaves the fleet."""
-        return await _operate(Operations.delete, vm, call, data)
+        return await _operate(ask.Delete, vm, call, data)
 
 
 async def _operate(
-    operate: Callable[..., Awaitable[ScopedEvent | None]], vm: str, call: ApiCall, notice: Notice
+    kind: type[ask.Operation], vm: str, call: ApiCall, notice: Notice
 ) -> EventResult:
-    not_before = to_utc(notice.not_before)
-    placed = await operate(call.service.operations, vm, by=call.by, not_before=not_before)
-    return views.event_result(placed)
+    operate, not_before = call.service.operations.operate, to_utc(notice.not_before)
+    return views.event_result(await operate(kind, vm, by=call.by, not_before=not_before))

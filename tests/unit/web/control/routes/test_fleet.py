@@ -51,7 +51,8 @@ def test_restart_returns_the_scheduled_event() -> None:
                 "is_approved": False,
                 "impacts": [],
                 "cause": "user-restart",
-            }
+            },
+            "reason": None,
         }
         assert list(response.json()["event"]) == EVENT_MEMBERS.split()
 
@@ -62,7 +63,13 @@ def test_restart_without_polling_vms_has_no_event() -> None:
     """A scope that never polled is not enabled: the operation runs at once."""
 
     async def act(world: World) -> None:
-        assert await world.json("POST", "/api/v1/vms/web-0/restart") == {"event": None}
+        assert await world.json("POST", "/api/v1/vms/web-0/restart") == {
+            "event": None,
+            "reason": {
+                "code": "not-polled",
+                "message": "no VM of web has polled in the last 24h",
+            },
+        }
 
     main(act, is_polled=False)
 
@@ -222,11 +229,15 @@ def test_cancel_returns_the_last_state_of_the_event() -> None:
     async def act(world: World) -> None:
         event = (await world.json("POST", "/api/v1/vms/web-0/restart"))["event"]
 
-        assert (await world.json("POST", f"/api/v1/events/{event['id']}/cancel"))["event"] == event
+        cancel = f"/api/v1/events/{event['id']}/cancel"
+        assert (await world.json("POST", cancel))["event"] == event
+        again = await world.json("POST", cancel.lower())
         response = await world.request("GET", f"/api/v1/events/{event['id']}")
 
         assert (response.status_code, response.json()["error"]) == (404, "event_ended")
         assert response.json()["facts"]["how"] == "canceled"
+        message = f"event {event['id']} was canceled before"
+        assert again == {"event": None, "reason": {"code": "ended", "message": message}}
 
     main(act)
 
