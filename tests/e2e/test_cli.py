@@ -66,6 +66,44 @@ def test_operator_restarts_and_approves(tmp_path: Path) -> None:
         ended = service.forewarn("event", "show", event)
         assert (ended.returncode, ended.stdout) == (3, "")
         assert f"event {event} is over: completed at " in ended.stderr
+        again = service.forewarn("event", "complete", event[:5])
+        assert (again.returncode, again.stdout) == (0, f"event {event} was completed before\n")
+
+
+def test_operation_without_an_event_says_why(tmp_path: Path) -> None:
+    """Who expected a notice learns what is missing."""
+    with serving(tmp_path) as service:
+        restarted = service.forewarn("vm", "reboot", "web-0")
+        later = service.forewarn("vm", "restart", "web-1", "--not-before", "+1h")
+
+    assert restarted.stdout == (
+        "it runs now, without an event: no VM of web has polled in the last 24h\n"
+    )
+    assert " of web-1 is Scheduled, not before " in later.stdout
+
+
+def test_shell_completes_what_the_service_knows(service: Service) -> None:
+    """Without a service there is nothing, not even an error."""
+
+    def complete(control: str, *words: str) -> list[str]:
+        completed = forewarn_process(
+            FOREWARN_CONTROL=control,
+            _FOREWARN_COMPLETE="complete_bash",
+            COMP_WORDS=" ".join(("forewarn", *words)),
+            COMP_CWORD=str(len(words)),
+        )
+        assert completed.stderr == ""
+        return completed.stdout.split()
+
+    assert complete(service.control, "vm", "restart", "w") == ["web-0", "web-1"]
+    assert complete(service.control, "host", "fail", "host-b") == ["host-b"]
+    assert complete(service.control, "host", "maintain", "x", "--type", "re") == [
+        "Reboot",
+        "Redeploy",
+    ]
+    assert complete(service.control, "history", "--what", "im") == ["impacted", "impact-failed"]
+    assert complete("http://127.0.0.1:9", "vm", "restart", "w") == []
+    assert complete(service.control, "vm", "re") == ["restart", "redeploy"]
 
 
 def test_host_is_maintained_and_events_are_ended(tmp_path: Path) -> None:
@@ -97,7 +135,7 @@ def test_host_is_maintained_and_events_are_ended(tmp_path: Path) -> None:
         "live-migration",
         5,
     )
-    assert canceled.stdout == f"Freeze {event['id']} of web-0 is canceled\n"
+    assert canceled.stdout == f"Freeze {event['id'][:8]} of web-0 is canceled\n"
     assert completed.stdout == f"Reboot {started[1]} of web-1 is completed\n"
     assert (degraded.returncode, degraded.stdout) == (1, "")
     assert "needs a notice of 7 days" in degraded.stderr
@@ -125,9 +163,9 @@ def test_fleet_is_exported_checked_and_applied(tmp_path: Path) -> None:
     assert unchanged.returncode == 0
     assert json.loads(applied.stdout)["vms_left"] == ["web-1"]
     assert [line.split() for line in shown.stdout.splitlines()] == [
-        ["SCOPE", "KIND", "NAME", "UPDATE", "DOMAIN", "HOST", "ADDRESS"],
-        ["web", "availability-set", "web-0", "0", "host-a", "127.0.0.9"],
-        ["web", "availability-set", "web-2", "1", "host-b", "127.0.0.2"],
+        ["NAME", "SCOPE", "HOST", "UPDATE", "DOMAIN", "KIND", "ADDRESS"],
+        ["web-0", "web", "host-a", "0", "availability-set", "127.0.0.9"],
+        ["web-2", "web", "host-b", "1", "availability-set", "127.0.0.2"],
     ]
 
 
@@ -160,24 +198,61 @@ def test_folder_of_fleet_files_works_like_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("vm", "show", "nope"), 3, "there is no VM 'nope'"),
+        (("vm", "show", "nope"), 3, "there is no VM 'nope'; `forewarn vm list` lists them"),
         (("vm", "restart", "a/../b"), 3, r"no such path: .*"),
-        (("scope", "show", "nope"), 3, "there is no scope 'nope'"),
-        (("host", "fail", "nope"), 3, "there is no host 'nope'"),
-        (("event", "approve", "nope"), 3, "there is no event 'nope'"),
+        (("scope", "show", "wep"), 3, "there is no scope 'wep'; did you mean 'web'[?]"),
+        (
+            ("host", "fail", "hosta"),
+            3,
+            "there is no host 'hosta'; did you mean 'host-a' or 'host-b'[?]",
+        ),
+        (
+            ("event", "approve", "nope"),
+            3,
+            "there is no event 'nope'; `forewarn event list` lists them",
+        ),
+        (
+            ("campaign", "pause", "nope"),
+            3,
+            "there is no campaign 'nope'; `forewarn campaign list` lists them",
+        ),
         (
             ("host", "maintain", "host-a", "--type", "Freez"),
-            1,
-            "body.type: expected one of Freeze, Reboot, Redeploy, got 'Freez'",
+            2,
+            (
+                "Invalid value for '--type': 'Freez' is not one of 'freeze', 'reboot', 'redeploy'; "
+                "try 'forewarn host maintain --help'"
+            ),
+        ),
+        (
+            ("host", "maintain", "host-a", "--type", "Freeze", "--duration-seconds", "-7"),
+            2,
+            "Invalid value for '--duration-seconds': Input should be greater .* -1; .*",
+        ),
+        (
+            ("campaign", "start", "--type", "freeze", "--hosts", "h*", "--max-hosts", "0"),
+            2,
+            "--max-hosts: expected a number of hosts, 1 to 250, got 0",
+        ),
+        (
+            ("token", "create", "A!", "--role", "ADMIN"),
+            2,
+            "NAME: expected .*, got 'A!'",
         ),
         (
             ("vm", "restart", "web-0", "--not-before", "noon"),
-            1,
-            "body.not_before: expected .* such as 2030-01-31T12:00:00Z.*, got 'noon'",
+            2,
+            "--not-before: expected a time such as .*, got 'noon'",
         ),
         (
+            ("history", "--since", "soon"),
+            2,
+            "--since: expected a time such as .*, got 'soon'",
+        ),
+        (("history", "--what", "x"), 2, "Invalid value for '--what': 'x' is not one of .*"),
+        (
             ("fleet", "apply", "/nonexistent.yaml"),
-            1,
+            2,
             "cannot read the fleet file /nonexistent.yaml: No such file or directory",
         ),
         (("vm", "restart"), 2, "Missing argument 'VM'; try 'forewarn vm restart --help'"),
@@ -190,6 +265,16 @@ def test_folder_of_fleet_files_works_like_a_file(tmp_path: Path) -> None:
             ),
         ),
         (("vm", "explode"), 2, "No such command 'explode'; try 'forewarn vm --help'"),
+        (
+            ("vm", "restrat", "web-0"),
+            2,
+            "No such command 'restrat'. Did you mean 'restart'[?]; try 'forewarn vm --help'",
+        ),
+        (
+            ("vm", "list", "--jsn"),
+            2,
+            "No such option: --jsn; did you mean --json[?]; try 'forewarn vm list --help'",
+        ),
         (
             ("--control-url", "elsewhere", "vm", "list"),
             2,
@@ -296,7 +381,7 @@ def test_missing_service_has_its_own_exit_code() -> None:
     assert absent.returncode == stranger.returncode == 4
     assert absent.stderr == (
         f"forewarn: no service is reachable at {url}: Connection refused; "
-        "set FOREWARN_CONTROL to its URL\n"
+        "set FOREWARN_CONTROL to its URL, or start one with `forewarn demo`\n"
     )
     assert "is not a Forewarn control API (status 404)\n" in stranger.stderr
 
@@ -323,9 +408,9 @@ def test_list_is_text_in_a_pipe_and_a_table_on_a_terminal(service: Service) -> N
         os.close(theirs)
 
     assert (
-        piped.stdout == "NAME    STATE      VMS    SCOPES  EVENTS\n"
-        "host-a  unmanaged  web-0  web     -\n"
-        "host-b  unmanaged  web-1  web     -\n"
+        piped.stdout == "NAME    STATE      EVENTS  VMS    SCOPES\n"
+        "host-a  unmanaged  -       web-0  web\n"
+        "host-b  unmanaged  -       web-1  web\n"
     )
     assert "─" in table
     assert "host-a" in table

@@ -5,6 +5,7 @@ import json
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -12,14 +13,16 @@ import typer
 
 from forewarn import errors
 from forewarn.cli.exit_codes import Usage, needs_extra
+from forewarn.cli.lookup import explain
 from forewarn.cli.options import ClientConfig, Json, read_client_config
-from forewarn.cli.output import show_json
-from forewarn.errors import Error, Unavailable
+from forewarn.cli.output import SERVICE_TIME, shorten, show_json
+from forewarn.errors import Error, Invalid, Unavailable
 
 if TYPE_CHECKING:
     import httpx
 
 TIMEOUT_SECONDS = 60
+COMPLETION_SECONDS = 1.0
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 LINE_BYTES_MAX = 1024 * 1024
 PAGE_MAX = 1000
@@ -30,9 +33,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class ControlClient:
-    """Calls the service. An error response is raised as the Error that the service raised."""
+    """Calls the service. An error response is raised as the Error that the service raised.
 
-    def __init__(self, config: ClientConfig) -> None:
+    `options` has the flag or the argument for each field of a body. A value that the service does
+    not accept is then Usage, with that flag.
+    """
+
+    def __init__(self, config: ClientConfig, timeout: float = TIMEOUT_SECONDS) -> None:
         with needs_extra("vm", "cli"):
             import httpx  # slow to import, and not every command needs it
 
@@ -44,14 +51,18 @@ class ControlClient:
         headers = {"Accept": "application/json"}
         if config.token:
             headers["Authorization"] = f"Bearer {config.token}"
-        self._url = config.control_url
+        self._url, self.options, self.is_failing = config.control_url, dict[str, str](), False
         self._http = httpx.Client(
             headers=headers,
-            timeout=TIMEOUT_SECONDS,
+            timeout=timeout,
             trust_env=False,
             limits=httpx.Limits(max_keepalive_connections=0),  # the client is never closed
             verify=_ssl_context(config) if self._url.startswith("https:") else False,
         )
+
+    def now(self) -> datetime:
+        """The time of the service, which in a lab is not the real time."""
+        return datetime.fromisoformat(self.get("session")["now"])
 
     def get(self, *path: str, query: Query = None) -> Any:
         return self._request("GET", path, query)[0]
@@ -124,7 +135,8 @@ class ControlClient:
                     "FOREWARN_CA names a file with the certificates to verify it with"
                 ) from error
             raise Unavailable(
-                f"no service is reachable at {self._url}: {reason}; set FOREWARN_CONTROL to its URL"
+                f"no service is reachable at {self._url}: {reason}; set FOREWARN_CONTROL to its"
+                " URL, or start one with `forewarn demo`"
             ) from error
 
     def _decode(self, response: "httpx.Response") -> Any:
@@ -138,11 +150,15 @@ class ControlClient:
             if response.is_success:
                 return payload
             error_class = ERRORS.get(payload["error"], Error)
-            raise error_class(str(payload["message"]), **payload["facts"])
-        except (ValueError, TypeError, LookupError) as error:
+            error = error_class(str(payload["message"]), **payload["facts"])
+        except (ValueError, TypeError, LookupError) as problem:
             raise Unavailable(
                 f"{self._url} is not a Forewarn control API (status {response.status_code})"
-            ) from error
+            ) from problem
+        option = self.options.get(str(error.facts.get("field", "")).partition("[")[0])
+        if option and isinstance(error, Invalid):
+            raise Usage(f"{option}: {error.message.partition(': ')[2]}")
+        raise explain(self, error)
 
 
 def api_command(
@@ -174,7 +190,32 @@ def api_command(
 
 def connect(context: typer.Context) -> ControlClient:
     """A client of the service that the flags, the variables or the config file name."""
-    return ControlClient(read_client_config(context).config)
+    client = ControlClient(read_client_config(context).config)
+    for typed in (each.opts[0] for each in context.command.params):
+        field = typed.strip("-").replace("-", "_")
+        client.options[field] = typed if typed.startswith("-") else typed.upper()
+    SERVICE_TIME.set(client.now)
+    return client
+
+
+def complete_names(kind: str) -> Callable[[typer.Context, str], list[tuple[str, str]]]:
+    """Shell completion of names or ids that the service knows. Typer selects what fits."""
+
+    def find(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+        try:
+            client = ControlClient(read_client_config(context).config, COMPLETION_SECONDS)
+            return [_describe(item) for item in client.list(kind, PAGE_MAX)[kind]]
+        except Error:
+            return []
+
+    return find
+
+
+def _describe(item: Mapping[str, Any]) -> tuple[str, str]:
+    """What is typed, and a word about it for shells that show one."""
+    if "type" in item:  # an event or a campaign
+        return shorten(item["id"]), item.get("name") or f"{item['type']} in {item.get('scope')}"
+    return item["name"], item.get("scope", "")
 
 
 def connect_to(context: typer.Context, url: str) -> ControlClient:

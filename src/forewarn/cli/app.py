@@ -1,5 +1,6 @@
 """The commands of `forewarn`, put together with typer."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -14,7 +15,10 @@ from forewarn.cli.options import ClientConfig, RootFile, with_options
 
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+WORDING = ((r" \(Possible options: (.*)\)$", r"; did you mean \1?"), ("Value error, ", ""))
+"""What typer says, and what is printed."""
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def print_version(wanted: bool) -> None:  # noqa: FBT001
@@ -45,7 +49,10 @@ for command in (serve.demo, serve.serve, config.config, history.history, history
 
 @app.command(context_settings=PASS_ON)
 def agent(context: typer.Context) -> int:
-    """Run the agent inside a VM: prepare, approve, recover. See `forewarn agent --help`."""
+    """Run the agent inside a VM: prepare, approve, recover. See `forewarn agent --help`.
+
+    Example: forewarn agent check
+    """
     from forewarn.agent.__main__ import main
 
     return main(context.args, program="forewarn agent")
@@ -53,7 +60,10 @@ def agent(context: typer.Context) -> int:
 
 @app.command(context_settings=PASS_ON)
 def hostd(context: typer.Context) -> int:
-    """Run the daemon of a hypervisor host. See `forewarn hostd --help`."""
+    """Run the daemon of a hypervisor host. See `forewarn hostd --help`.
+
+    Example: forewarn hostd --host host-a --server http://10.0.0.1:8081
+    """
     from forewarn.cli.hostd import run_hostd
 
     return run_hostd(context.args)
@@ -61,7 +71,10 @@ def hostd(context: typer.Context) -> int:
 
 @app.command(context_settings=PASS_ON)
 def conform(context: typer.Context) -> int:
-    """Check any endpoint against the Scheduled Events protocol. See `forewarn conform --help`."""
+    """Check any endpoint against the Scheduled Events protocol. See `forewarn conform --help`.
+
+    Example: forewarn conform http://127.0.0.1:8080
+    """
     return run_conform(context.args, lambda url: connect_to(context, url))
 
 
@@ -92,4 +105,6 @@ def run_app(arguments: Sequence[str]) -> int:
 
 def _describe(error: typer.TyperException) -> str:
     message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
+    for wrong, better in WORDING:
+        message = re.sub(wrong, better, message)
     return f"{message}; try '{context.command_path} --help'" if context else message

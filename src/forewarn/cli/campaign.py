@@ -1,38 +1,39 @@
 """`forewarn campaign`: maintenance of many hosts, a few at a time."""
 
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from forewarn.cli.api import ControlClient, api_command, connect
+from forewarn.cli.api import ControlClient, api_command, complete_names, connect
 from forewarn.cli.exit_codes import Exit
+from forewarn.cli.lookup import find_campaign
+from forewarn.cli.output import format_time
+from forewarn.cli.progress import show_progress
 from forewarn.cli.resource import Cause, Description, Duration, Type, resource
 
-Id = Annotated[str, typer.Argument(metavar="CAMPAIGN")]
-Hosts = Annotated[
-    list[str], typer.Option(help="A shell pattern such as 'rack7-*'; may be repeated.")
-]
+# fmt: off
+Id = Annotated[str, typer.Argument(metavar="CAMPAIGN", help="Its id or its name.",
+    autocompletion=complete_names("campaigns"))]
+Hosts = Annotated[list[str], typer.Option(autocompletion=complete_names("hosts"),
+    help="A shell pattern such as 'rack7-*'; may be repeated.")]
 Name = Annotated[str | None, typer.Option(help="Its name in the history; by default its id.")]
 MaxHosts = Annotated[int | None, typer.Option(help="How many hosts at a time.")]
-MaxUnavailable = Annotated[
-    str | None,
-    typer.Option(help="How many VMs of a scope at a time: a number or a percentage such as 25%."),
-]
-PauseOnFailure = Annotated[
-    bool | None,
-    typer.Option("--pause-on-failure/--no-pause-on-failure", help="Pause when an impact fails."),
-]
+MaxUnavailable = Annotated[str | None, typer.Option(
+    help="How many VMs of a scope at a time: a number or a percentage such as 25%.")]
+PauseOnFailure = Annotated[bool | None, typer.Option(
+    "--pause-on-failure/--no-pause-on-failure", help="Pause when an impact fails.")]
 Plan = Annotated[bool, typer.Option("--plan", help="Only print the waves; nothing is started.")]
-COLUMNS = ("id", "name", "type", "state", "hosts", "started_at", "estimated_end")
+# fmt: on
+COLUMNS = ("id", "name", "type", "state", "estimated_end", "started_at", "hosts")
 WATCH_INTERVAL_SECONDS = 1.0
 
 app = resource(
     "campaign",
     "Campaigns, maintenance of many hosts: start, list, show, watch, pause, resume, cancel.",
     COLUMNS,
+    "kernel",
 )
 
 
@@ -58,7 +59,10 @@ def start(
     description: Description = None,
     plan: Plan = False,
 ) -> Any:
-    """Maintain all matching hosts, a few at a time, within the budget of every scope."""
+    """Maintain all matching hosts, a few at a time, within the budget of every scope.
+
+    Example: forewarn campaign start --type Reboot --hosts 'rack7-*' --name kernel --plan
+    """
     is_number = max_unavailable is not None and max_unavailable.isdecimal()
     body = {
         "type": event_type,
@@ -76,9 +80,11 @@ def start(
 
 
 def _add_action(verb: str, help_: str) -> None:
+    help_ = f"{help_}\n\nExample: forewarn campaign {verb} kernel"
+
     @api_command(app, show_campaign_or_plan, name=verb, help_=help_)
     def act(client: ControlClient, campaign: Id) -> Any:
-        return client.post("campaigns", campaign, verb)
+        return client.post("campaigns", find_campaign(client, campaign), verb)
 
 
 _add_action("pause", "Start no more hosts. Announced hosts continue.")
@@ -93,20 +99,25 @@ def watch(context: typer.Context, campaign: Id) -> None:
     """Show the progress until the campaign ends, or is paused by a failure or a health command.
 
     Exit code 1 unless all hosts are done.
-    """
-    client = connect(context)
 
-    def poll() -> Iterator[Mapping[str, Any]]:
+    Example: forewarn campaign watch kernel
+    """
+    client, last = connect(context), None
+    campaign = find_campaign(client, campaign)
+    with show_progress("hosts") as update:
         while True:  # ends with the campaign, or when a failure has paused it and no host runs
             shown = client.get("campaigns", campaign)
-            yield shown
+            hosts = shown["hosts"]
+            update(hosts["done"] + hosts["skipped"] + hosts["failed"], hosts["total"])
+            state = hosts, shown["in_progress"], shown["waiting_for"]
+            if state != last:
+                print(describe_progress(shown), flush=True)
             if shown["ended_at"] or (shown["paused_by_failure"] and not shown["in_progress"]):
-                return
+                break
+            last = state
             time.sleep(WATCH_INTERVAL_SECONDS)
-
-    last = show_progress(poll())
-    print_campaign(last)
-    if not is_all_done(last):
+    print_campaign(shown)
+    if not is_all_done(shown):
         raise typer.Exit(Exit.REFUSED)
 
 
@@ -142,42 +153,16 @@ def describe_counts(campaign: Mapping[str, Any]) -> str:
     return ", ".join([f"{hosts['done']} of {hosts['total']} hosts done", *others])
 
 
-def describe_wait(campaign: Mapping[str, Any]) -> str:
-    """What it is waiting for, in a line."""
-    if campaign["state"] == "paused":
-        return f"an operator: {campaign['pause_reason']}"
+def describe_progress(campaign: Mapping[str, Any]) -> str:
+    """How far it is, what it is waiting for, and when it probably ends, in a line."""
+    end = campaign["estimated_end"]
+    left = f"; probably ends {format_time(end)}" if end else ""
     runs = [
-        f"{run['host']}: {run['waiting_for']}{describe_time(' until ', run['until'])}"
+        f"{run['host']}: {run['waiting_for']}"
+        + (f" ({format_time(run['until'])})" if run["until"] else "")
         for run in campaign["in_progress"]
     ]
-    return "; ".join(runs[:3] + ["…"] * (len(runs) > 3)) or campaign["waiting_for"] or "nothing"
-
-
-def describe_time(words: str, time: str | None) -> str:
-    return f"{words}{time[:19]}Z" if time else ""
-
-
-def show_progress(updates: Iterator[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Show a bar on a terminal, or a line for each change in a pipe. Returns the last update."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    is_terminal, last = sys.stdout.isatty(), ""
-    campaign: Mapping[str, Any] = {}
-    columns = (
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} hosts"),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(*columns, console=Console(), disable=not is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        for campaign in updates:
-            hosts = campaign["hosts"]
-            text = f"{describe_counts(campaign)}; waiting for {describe_wait(campaign)}"
-            end = describe_time("; probably ends ", campaign["estimated_end"])
-            ended = hosts["done"] + hosts["skipped"] + hosts["failed"]
-            bar.update(task, completed=ended, total=hosts["total"], description=text + end)
-            if text != last and not is_terminal:
-                typer.echo(text + end)
-            last = text
-    return campaign
+    wait = "; ".join(runs[:3] + ["…"] * (len(runs) > 3)) or campaign["waiting_for"] or "nothing"
+    if campaign["state"] == "paused":
+        wait = f"an operator: {campaign['pause_reason']}"
+    return f"{describe_counts(campaign)}; waiting for {wait}{left}"

@@ -26,6 +26,8 @@ def config(
     """Show every option, its value, and where the value came from.
 
     Takes the flags of `serve`, to preview what they do.
+
+    Example: forewarn config --rate 60
     """
     rows = [
         {

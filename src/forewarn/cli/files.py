@@ -17,7 +17,7 @@ def read_file(file: str | Path, what: str, bytes_max: int) -> bytes:
                 content = stream.read(bytes_max + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise Invalid(f"cannot read the {what} {file}: {reason}", file=str(file)) from error
+        raise Usage(f"cannot read the {what} {file}: {reason}", file=str(file)) from error
     if len(content) > bytes_max:
         raise Invalid(f"{file}: a {what} has at most {bytes_max} bytes", file=str(file))
     return content

@@ -14,6 +14,7 @@ from forewarn.cli.exit_codes import needs_extra
 from forewarn.cli.files import read_file
 from forewarn.cli.options import Json, read_config, with_options
 from forewarn.cli.output import printable, show_json, show_list
+from forewarn.cli.progress import show_progress
 from forewarn.config import Config
 from forewarn.errors import FleetChanged, Invalid
 
@@ -33,7 +34,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change;
 From = Annotated[SyncSource, typer.Argument(metavar="SOURCE", help="Where the VMs are: libvirt.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Apply the changes.")]
 # fmt: on
-COLUMNS = ("scope", "kind", "name", "update_domain", "host", "address")
+COLUMNS = ("name", "scope", "host", "update_domain", "kind", "address")
 VM_DEFAULTS = {"update_domain": 0, "host": "", "address": ""}
 SYNC_TRIES_MAX = 5
 FILE_BYTES_MAX = 64 * 1024 * 1024
@@ -76,26 +77,39 @@ def _format_field(value: object) -> str:
 
 @api_command(app, show_fleet)
 def show(client: ControlClient) -> Any:
-    """Show the fleet as it was declared, a line for each VM. `vm list` shows its state."""
+    """Show the fleet as it was declared, a line for each VM. `vm list` shows its state.
+
+    Example: forewarn fleet show
+    """
     return client.get("fleet")
 
 
 @app.command()
 def export(context: typer.Context) -> None:
-    """Print the fleet as a file that `apply` accepts."""
+    """Print the fleet as a file that `apply` accepts.
+
+    Example: forewarn fleet export > fleet.json
+    """
     show_json(connect(context).get("fleet"))
 
 
 @api_command(app, show_difference)
 def apply(client: ControlClient, file: FleetFile, *, dry_run: DryRun = False) -> Any:
-    """Change the fleet to what the file describes."""
+    """Change the fleet to what the file describes.
+
+    Example: forewarn fleet apply fleet.yaml --dry-run
+    """
     body = _merge(file) if Path(file).is_dir() else read_file(file, "fleet file", FILE_BYTES_MAX)
-    return client.put("fleet", body=body, query=_dry_run_query(is_dry=dry_run))
+    with show_progress(f"applying {file}"):
+        return client.put("fleet", body=body, query=_dry_run_query(is_dry=dry_run))
 
 
 @api_command(app, show_difference)
 def diff(client: ControlClient, file: FleetFile) -> Any:
-    """Show what `apply` would change. The same as `apply --dry-run`."""
+    """Show what `apply` would change. The same as `apply --dry-run`.
+
+    Example: forewarn fleet diff fleet.yaml
+    """
     return apply(client, file, dry_run=True)
 
 
@@ -106,7 +120,10 @@ def diff(client: ControlClient, file: FleetFile) -> Any:
 def sync(
     context: typer.Context, source: From, *, is_apply: Apply = False, as_json: Json = False
 ) -> None:
-    """Compare the fleet with libvirt, and with --apply bring it in line."""
+    """Compare the fleet with libvirt, and with --apply bring it in line.
+
+    Example: forewarn fleet sync libvirt --uri qemu:///system
+    """
     with needs_extra(f"fleet sync {source}"):
         from forewarn.cli.sync import build_fleet_from_libvirt
     config, client = read_config(context, Config).config, connect(context)
@@ -125,7 +142,10 @@ def sync(
 
 @app.command()
 def check(file: FleetFile) -> None:
-    """Check a fleet file, without a service."""
+    """Check a fleet file, without a service.
+
+    Example: forewarn fleet check fleet.yaml
+    """
     with needs_extra("fleet check"):
         from forewarn.fleetfile.files import read_sources
         from forewarn.fleetfile.parser import parse_all
@@ -142,7 +162,10 @@ def check(file: FleetFile) -> None:
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of the fleet file."""
+    """Print the JSON Schema of the fleet file.
+
+    Example: forewarn fleet schema > fleet.schema.json
+    """
     with needs_extra("fleet schema"):
         from forewarn.fleetfile.schema import SCHEMA
     show_json(SCHEMA)

@@ -5,16 +5,17 @@ import random
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from forewarn.cli.api import ControlClient, connect
+from forewarn.cli.api import ControlClient, complete_names, connect
 from forewarn.cli.exit_codes import Usage
+from forewarn.cli.lookup import find_event
 from forewarn.cli.options import Json, Limit
 from forewarn.cli.output import printable, show_json, show_list
-from forewarn.duration import parse_duration
+from forewarn.cli.times import PAST, parse_time
 from forewarn.errors import Unavailable
 
 SENTENCES = {
@@ -35,20 +36,33 @@ SENTENCES = {
     "campaign": "{detail}",
 }
 """The changes that a demo prints. Other changes are printed by their name."""
-COLUMNS = ("at", "what", "scope", "about", "host", "by", "event", "detail")
-BY_LENGTH_MAX = 20
+COLUMNS = ("at", "what", "event", "about", "detail", "by", "scope", "host")
+What = StrEnum(
+    "What",
+    "executed-silently scheduled approved started claimed restarted impacted impact-failed extended"
+    " completed canceled failed enabled joined left moved updated retired campaign token-created"
+    " token-revoked restored",
+)
 PAUSE_SECONDS_MAX = 30.0
 
+
+def only(noun: str) -> Any:
+    help_ = f"Only changes of this {noun}."
+    return typer.Option(f"--{noun}", help=help_, autocompletion=complete_names(f"{noun}s"))
+
+
 # fmt: off
-OnlyVm = Annotated[str | None, typer.Option("--vm", help="Only changes of this VM.")]
-OnlyScope = Annotated[str | None, typer.Option("--scope", help="Only changes of this scope.")]
-OnlyHost = Annotated[str | None, typer.Option("--host", help="Only changes on this host.")]
-OnlyEvent = Annotated[str | None, typer.Option("--event", help="Only changes of this event.")]
-OnlyChange = Annotated[str | None, typer.Option(
-    "--what", help="Only this kind of change, such as started or failed.")]
+OnlyVm = Annotated[str | None, only("vm")]
+OnlyScope = Annotated[str | None, only("scope")]
+OnlyHost = Annotated[str | None, only("host")]
+OnlyEvent = Annotated[str | None, only("event")]
+OnlyChange = Annotated[What | None, typer.Option(
+    "--what", case_sensitive=False, metavar="CHANGE",
+    help=f"Only this kind of change: {', '.join(What)}.")]
 Since = Annotated[str | None, typer.Option(
-    help="Only from this time on: 90s, 15m, 2h or 7d ago, or 2030-01-31T12:00:00Z.")]
-Until = Annotated[str | None, typer.Option(help="Only before this time; same format as --since.")]
+    metavar="TIME", help=f"Only from this time on, such as {PAST}.")]
+Until = Annotated[str | None, typer.Option(
+    metavar="TIME", help="Only before this time; same format as --since.")]
 Follow = Annotated[bool, typer.Option(
     "--follow", "-f", help="Oldest first, then continue with what happens from now on.")]
 # fmt: on
@@ -72,9 +86,13 @@ def watch(
     what: OnlyChange = None,
     as_json: Json = False,
 ) -> None:
-    """Print changes as they happen, until Ctrl-C. Reconnects if the service goes away."""
-    query = {"vm": vm, "scope": scope, "host": host, "event": event, "what": what}
-    for entry in follow(connect(context), query):
+    """Print changes as they happen, until Ctrl-C. Reconnects if the service goes away.
+
+    Example: forewarn watch --vm web-0
+    """
+    client = connect(context)
+    query = _filters(client, vm=vm, scope=scope, host=host, event=event, what=what)
+    for entry in follow(client, query):
         show_entry(entry, as_json=as_json)
 
 
@@ -92,14 +110,20 @@ def history(
     is_followed: Follow = False,
     as_json: Json = False,
 ) -> None:
-    """Show what happened, newest first: when, what, where, by whom and why."""
+    """Show what happened, newest first: when, what, where, by whom and why.
+
+    Example: forewarn history --vm web-0 --since 2h
+    """
     if is_followed and until:
         raise Usage("--follow does not end; it cannot be combined with --until")
-    client, now = connect(context), datetime.now(UTC)
-    query = {"vm": vm, "scope": scope, "host": host, "event": event, "what": what}
+    client = connect(context)
+    times = {
+        "since": parse_time("--since", since, client.now, PAST),
+        "until": parse_time("--until", until, client.now, PAST),
+    }
+    query = _filters(client, vm=vm, scope=scope, host=host, event=event, what=what)
     # Read before the entries, so that following from here repeats and misses nothing.
     newest = client.list("history", 1)["history"] if is_followed else []
-    times = {"since": parse_time(since, now), "until": parse_time(until, now)}
     response = client.list("history", limit, {**query, **times})
     entries = response["history"]
     if is_followed:
@@ -115,6 +139,11 @@ def history(
         show_list({"history": rows, "total": len(rows)}, "history", COLUMNS)
         if response["next"]:
             print(f"showing {len(rows)}; use --limit to see more", file=sys.stderr)
+
+
+def _filters(client: ControlClient, **given: str | None) -> dict[str, str | None]:
+    """The query of the filters. The event may be given by the start of its id."""
+    return {**given, "event": given["event"] and find_event(client, given["event"])}
 
 
 def follow(
@@ -178,16 +207,6 @@ def format_entry(entry: Mapping[str, Any]) -> str:
 def table_row(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **entry,
-        "at": f"{entry['at'][:19]}Z",
         "about": entry["vm"] or entry["resources"],
-        "by": entry["by"][:BY_LENGTH_MAX],
         "detail": entry["detail"].partition("\n")[0],
     }
-
-
-def parse_time(text: str | None, now: datetime) -> str | None:
-    """A duration is a time before now. Everything else is passed on for the service to parse."""
-    try:
-        return (now - parse_duration(text or "")).isoformat().replace("+00:00", "Z")
-    except (ValueError, OverflowError):
-        return text

@@ -35,6 +35,7 @@ def make_parser() -> Parser:
         prog="forewarn hostd",
         description="Run the daemon of a hypervisor host: it relays its guests' requests to the"
         " servers, carries out the impacts of this host, and reports its VMs.",
+        epilog="Example: forewarn hostd --host host-a --server http://10.0.0.1:8081 --token-file t",
         allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, help=f"the config file (default: {DEFAULT_FILE})")

@@ -1,54 +1,66 @@
 """`forewarn scope`, `vm`, `host` and `event`: what an operator lists, looks at and acts on."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from forewarn.cli.api import ControlClient, api_command
+from forewarn.cli.api import ControlClient, api_command, complete_names
+from forewarn.cli.lookup import find_campaign, find_event
 from forewarn.cli.options import Limit
 from forewarn.cli.output import show_events, show_list, show_one
+from forewarn.cli.times import FUTURE, parse_time
+
+EventType = Literal["Freeze", "Reboot", "Redeploy"]
+EventCause = Literal["maintenance", "infrastructure", "live-migration"]
 
 # fmt: off
-NotBefore = Annotated[str | None, typer.Option(
-    help="The earliest start, such as 2030-01-31T12:00:00Z. It can give more notice, not less.")]
-Vm = Annotated[str, typer.Argument(metavar="VM")]
-Host = Annotated[str, typer.Argument(metavar="HOST")]
-Type = Annotated[str, typer.Option("--type", help="Freeze, Reboot or Redeploy.", metavar="TYPE")]
-Cause = Annotated[str | None, typer.Option(help="maintenance, infrastructure or live-migration.")]
-Duration = Annotated[int | None, typer.Option(
+NotBefore = Annotated[str | None, typer.Option(metavar="TIME", help=(
+    f"The earliest start, such as {FUTURE}. It can give more notice, not less."))]
+Vm = Annotated[str, typer.Argument(metavar="VM", autocompletion=complete_names("vms"))]
+Host = Annotated[str, typer.Argument(metavar="HOST", autocompletion=complete_names("hosts"))]
+Type = Annotated[EventType, typer.Option("--type", case_sensitive=False, metavar="TYPE",
+    help="What happens to the VMs: Freeze, Reboot or Redeploy.")]
+Cause = Annotated[EventCause | None, typer.Option(case_sensitive=False, metavar="CAUSE",
+    help="Why: maintenance, infrastructure or live-migration.")]
+Duration = Annotated[int | None, typer.Option(min=-1, max=86_400,
     help="How long VMs are affected, in seconds; -1 if unknown.")]
 Description = Annotated[str | None, typer.Option(
     help="The text that VMs read, instead of one made from the cause.")]
 FailImpacts = Annotated[bool, typer.Option(
     "--fail-impacts", help="Record impacts that wait for it as failed.")]
-EventId = Annotated[str, typer.Argument(metavar="EVENT", help="The event's id, in any case.")]
-ApprovingVm = Annotated[str | None, typer.Option(
+EventId = Annotated[str, typer.Argument(metavar="EVENT", autocompletion=complete_names("events"),
+    help="The event's id, or the start of it.")]
+ApprovingVm = Annotated[str | None, typer.Option(autocompletion=complete_names("vms"),
     help="Approve on behalf of this VM; the scope's policy decides whether that is enough.")]
-NewNotBefore = Annotated[str, typer.Option(
-    help="The new earliest start, such as 2030-01-31T12:00:00Z.")]
+NewNotBefore = Annotated[str, typer.Option(metavar="TIME",
+    help=f"The new earliest start, from now, such as {FUTURE}.")]
 # fmt: on
+FIND = {"events": find_event, "campaigns": find_campaign}
+ALIASES = {"restart": "reboot", "evict": "preempt", "delete": "terminate"}
+"""What the wire and the test API call the operations."""
 
 
-def resource(name: str, help_: str, columns: Sequence[str]) -> typer.Typer:
-    """The commands of a resource, starting with `list` and `show`."""
+def resource(name: str, help_: str, columns: Sequence[str], example: str) -> typer.Typer:
+    """The commands of a resource, starting with `list` and `show`.
+
+    The columns are in the order of their importance.
+    """
     app = typer.Typer(help=help_, no_args_is_help=True)
     kind = f"{name}s"
 
-    @api_command(
-        app,
-        lambda response: show_list(response, kind, columns),
-        name="list",
-        help_=f"List all {kind}, one per line.",
-    )
+    help_ = f"List all {kind}, one per line.\n\nExample: forewarn {name} list --json"
+
+    @api_command(app, lambda response: show_list(response, kind, columns), name="list", help_=help_)
     def list_all(client: ControlClient, *, limit: Limit = 1000) -> Any:
         return client.list(kind, limit)
 
-    @api_command(app, show_one, help_=f"Show one {name} in full.")
-    def show(
-        client: ControlClient, which: Annotated[str, typer.Argument(metavar=name.upper())]
-    ) -> Any:
-        return client.get(kind, which)
+    argument = typer.Argument(metavar=name.upper(), autocompletion=complete_names(kind))
+    help_ = f"Show one {name} in full.\n\nExample: forewarn {name} show {example}"
+
+    @api_command(app, show_one, help_=help_)
+    def show(client: ControlClient, which: Annotated[str, argument]) -> Any:
+        return client.get(kind, FIND[kind](client, which) if kind in FIND else which)
 
     return app
 
@@ -56,45 +68,49 @@ def resource(name: str, help_: str, columns: Sequence[str]) -> typer.Typer:
 scope = resource(
     "scope",
     "Scopes, the groups of VMs that share one document: list, show.",
-    ("name", "kind", "vms", "events", "incarnation", "is_enabled", "seen_at"),
+    ("name", "kind", "is_enabled", "seen_at", "events", "vms", "incarnation"),
+    "web",
 )
 vm = resource(
     "vm",
     "VMs: list, show, restart, redeploy, evict, delete.",
-    ("name", "scope", "host", "update_domain", "power", "address", "seen", "events"),
+    ("name", "power", "scope", "host", "seen_at", "events", "update_domain", "address"),
+    "web-0",
 )
 host = resource(
     "host",
     "Hosts: list, show, maintain, degrade, fail, forget.",
-    ("name", "state", "vms", "scopes", "events"),
+    ("name", "state", "events", "vms", "scopes"),
+    "host-a",
 )
 event = resource(
     "event",
     "Events that VMs see: list, show, approve, cancel, extend, complete.",
-    ("id", "type", "status", "scope", "resources", "not_before", "source", "cause"),
+    ("id", "type", "status", "not_before", "resources", "scope", "source", "cause"),
+    "1B2C3D4E",
 )
 
 
-def _show_vm_operation(response: Any) -> None:
-    show_events(
-        response, "no event: it runs now, because no VM of the scope polls or no notice is needed"
-    )
-
-
 def _show_host_operation(response: Any) -> None:
-    show_events(response, "no event: the host has no VM that is affected")
+    show_events(response, "no event: the host has no VMs, or they are deallocated")
 
 
-def _add_vm_operation(verb: str, help_: str) -> None:
-    @api_command(vm, _show_vm_operation, name=verb, help_=help_)
+def _add_vm_operation(verb: str, help_: str, example: str) -> None:
+    help_ = f"{help_}\n\nExample: forewarn vm {verb} {example}"
+
     def operate(client: ControlClient, vm: Vm, *, not_before: NotBefore = None) -> Any:
-        return client.post("vms", vm, verb, body={"not_before": not_before})
+        time = parse_time("--not-before", not_before, client.now)
+        return client.post("vms", vm, verb, body={"not_before": time})
+
+    for name in (verb, ALIASES.get(verb, verb)):
+        api_command(vm, show_events, name=name, help_=help_)(operate)
+        vm.registered_commands[-1].hidden = name != verb
 
 
-_add_vm_operation("restart", "Restart a VM on its host, after notice.")
-_add_vm_operation("redeploy", "Move a VM to another host, after notice.")
-_add_vm_operation("evict", "Evict a spot VM, after notice.")
-_add_vm_operation("delete", "Delete a VM, after notice. It is removed from the fleet.")
+_add_vm_operation("restart", "Restart a VM on its host, after notice.", "web-0 --not-before +1h")
+_add_vm_operation("redeploy", "Move a VM to another host, after notice.", "web-0")
+_add_vm_operation("evict", "Evict a spot VM, after notice.", "workers_0")
+_add_vm_operation("delete", "Delete a VM, after notice. It is removed from the fleet.", "workers_0")
 
 
 @api_command(host, _show_host_operation)
@@ -108,12 +124,15 @@ def maintain(
     not_before: NotBefore = None,
     description: Description = None,
 ) -> Any:
-    """Schedule maintenance for every VM on a host: one event per scope and update domain."""
+    """Schedule maintenance for every VM on a host: one event per scope and update domain.
+
+    Example: forewarn host maintain host-a --type Reboot --not-before +2h
+    """
     body = {
         "type": event_type,
         "cause": cause,
         "duration_seconds": duration_seconds,
-        "not_before": not_before,
+        "not_before": parse_time("--not-before", not_before, client.now),
         "description": description,
     }
     return client.post("hosts", host, "maintain", body=body)
@@ -121,42 +140,65 @@ def maintain(
 
 @api_command(host, _show_host_operation)
 def degrade(client: ControlClient, host: Host, *, not_before: NotBefore = None) -> Any:
-    """Announce to every VM on a host that its hardware is expected to fail."""
+    """Announce to every VM on a host that its hardware is expected to fail.
+
+    Example: forewarn host degrade host-a
+    """
+    not_before = parse_time("--not-before", not_before, client.now)
     return client.post("hosts", host, "degrade", body={"not_before": not_before})
 
 
 @api_command(host, _show_host_operation)
 def fail(client: ControlClient, host: Host) -> Any:
-    """Report that the hardware has failed: every VM on the host moves now, without notice."""
+    """Report that the hardware has failed: every VM on the host moves now, without notice.
+
+    Example: forewarn host fail host-a
+    """
     return client.post("hosts", host, "fail")
 
 
 @api_command(host, lambda response: print(f"the daemon of {response['host']} is forgotten"))
 def forget(client: ControlClient, host: Host, *, fail_impacts: FailImpacts = False) -> Any:
-    """Remove the daemon of a host that is gone for good. Its VMs stay in the fleet."""
+    """Remove the daemon of a host that is gone for good. Its VMs stay in the fleet.
+
+    Example: forewarn host forget host-a
+    """
     query = {"fail_impacts": "true"} if fail_impacts else None
     return client.delete("hosts", host, "daemon", query=query)
 
 
 @api_command(event, show_events)
 def approve(client: ControlClient, event: EventId, *, vm: ApprovingVm = None) -> Any:
-    """Let a Scheduled event start before its NotBefore."""
-    return client.post("events", event, "approve", body={"vm": vm})
+    """Let a Scheduled event start before its NotBefore.
+
+    Example: forewarn event approve 1B2C3D4E --vm web-0
+    """
+    return client.post("events", find_event(client, event), "approve", body={"vm": vm})
 
 
 @api_command(event, lambda response: show_events(response, result="canceled"))
 def cancel(client: ControlClient, event: EventId) -> Any:
-    """Cancel a Scheduled event."""
-    return client.post("events", event, "cancel")
+    """Cancel a Scheduled event.
+
+    Example: forewarn event cancel 1B2C3D4E
+    """
+    return client.post("events", find_event(client, event), "cancel")
 
 
 @api_command(event, show_events)
 def extend(client: ControlClient, event: EventId, *, not_before: NewNotBefore) -> Any:
-    """Postpone a Scheduled event: more notice, never less."""
-    return client.post("events", event, "extend", body={"not_before": not_before})
+    """Postpone a Scheduled event: more notice, never less.
+
+    Example: forewarn event extend 1B2C3D4E --not-before +1h
+    """
+    body = {"not_before": parse_time("--not-before", not_before, client.now)}
+    return client.post("events", find_event(client, event), "extend", body=body)
 
 
 @api_command(event, lambda response: show_events(response, result="completed"))
 def complete(client: ControlClient, event: EventId) -> Any:
-    """Report that a Started event is finished."""
-    return client.post("events", event, "complete")
+    """Report that a Started event is finished.
+
+    Example: forewarn event complete 1B2C3D4E
+    """
+    return client.post("events", find_event(client, event), "complete")

@@ -4,6 +4,7 @@ The server's modules are imported when needed: the other commands do without the
 """
 
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from forewarn.cli.config_file import DEFAULT
 from forewarn.cli.event_loop import run_service
 from forewarn.cli.exit_codes import needs_extra
 from forewarn.cli.history import SENTENCES, format_entry
@@ -26,7 +28,10 @@ POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 
 @with_options(Config)
 def serve(context: typer.Context, *, file: File = None) -> None:
-    """Run the service until SIGTERM or Ctrl-C."""
+    """Run the service until SIGTERM or Ctrl-C.
+
+    Example: forewarn serve --fleet fleet.yaml --store sqlite:///forewarn.db
+    """
     config = read_config(context, Config).config
     scheme = "https" if config.control_certificate_file else "http"
 
@@ -38,8 +43,16 @@ def serve(context: typer.Context, *, file: File = None) -> None:
 
 @with_options(Config, defaults=DEMO)
 def demo(context: typer.Context, *, file: File = None) -> None:
-    """Run a small fleet, sixty times faster, and show what to try. Takes the flags of `serve`."""
-    config = read_config(context, Config, DEMO).config
+    """Run a small fleet, sixty times faster, and show what to try. Takes the flags of `serve`.
+
+    Example: forewarn demo
+    """
+    usual = {name: getattr(Config, name) for name in ("metadata", "control")}
+    free = {name: Address(at.host, 0) for name, at in usual.items() if is_taken(at)}
+    config, sources = read_config(context, Config, {**DEMO, **free})
+    for name in free:
+        if sources[name] == DEFAULT:
+            typer.echo(f"{usual[name]} is in use: {name} takes a free port", err=True)
 
     def print_welcome(metadata: Address, control: Address) -> None:
         typer.echo(format_welcome(metadata, control, config.rate))
@@ -65,6 +78,12 @@ A 15-minute notice takes {900 / rate:g} seconds here. In another terminal, from 
 
 Changes are printed here. API reference: http://{control}/api/docs  Stop with Ctrl-C.
 """
+
+
+def is_taken(address: Address) -> bool:
+    """Whether another process listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(address) == 0
 
 
 def print_change(entry: "Entry") -> None:

@@ -12,6 +12,7 @@ import typer
 
 from forewarn.cli.exit_codes import Usage, needs_extra
 from forewarn.cli.options import read_config, with_options
+from forewarn.cli.progress import show_progress
 from forewarn.config import Config, options
 from forewarn.errors import Refused
 
@@ -45,7 +46,10 @@ ADMIN = "restored-{:%Y%m%d-%H%M%S}"
 
 @app.command()
 def backup(url: Url, file: BackupFile) -> None:
-    """Copy an SQLite store into a new file, also while it is served. `restore` reads it."""
+    """Copy an SQLite store into a new file, also while it is served. `restore` reads it.
+
+    Example: forewarn store backup sqlite:///forewarn.db backup.db
+    """
     with needs_extra("store backup"):
         from forewarn.store.open import path_of
         from forewarn.store.sqlite_file import back_up
@@ -69,6 +73,8 @@ def restore(
     Do not just copy the file: old document numbers would return, so that clients miss events, and
     revoked tokens would be valid again. This command raises the numbers above all that clients have
     seen, revokes all tokens and creates a new admin token.
+
+    Example: forewarn store restore backup.db sqlite:///forewarn.db
     """
     with needs_extra(RESTORE):
         from forewarn.store.open import path_of
@@ -100,7 +106,10 @@ def restore(
 @app.command()
 @with_options(Config, only=ETCD_OPTIONS)
 def check(context: typer.Context, url: Url) -> None:
-    """Read the whole store and report what is wrong with it. Servers may be using it."""
+    """Read the whole store and report what is wrong with it. Servers may be using it.
+
+    Example: forewarn store check sqlite:///forewarn.db
+    """
     with needs_extra("store check"):
         from forewarn.history.integrity import inspect
     check_exists("URL", url)
@@ -120,6 +129,8 @@ def copy(context: typer.Context, source: From, target: To) -> None:
     """Copy a store into an empty one, of any kind, and compare them. Stop the service first.
 
     An interrupted copy cannot be served; copy again to continue it.
+
+    Example: forewarn store copy sqlite:///forewarn.db etcd://10.0.0.1:2379/forewarn
     """
     check_exists("SOURCE", source)
     _copy(context, source, target)
@@ -142,9 +153,10 @@ def _copy(context: typer.Context, source: str, target: str, finish: "Finish | No
             stack.push_async_callback(original.close)
             copied = await open_store(target, etcd=etcd)
             stack.push_async_callback(copied.close)
-            return await copy_store(original, copied, finish)
+            return await copy_store(original, copied, finish, update)
 
-    in_source, in_target = asyncio.run(run())
+    with show_progress("copying") as update:
+        in_source, in_target = asyncio.run(run())
     print(f"source: {in_source}\ntarget: {in_target}")
     if in_source != in_target:
         raise Refused("the copy differs from the source; delete the target and copy again")

@@ -6,7 +6,7 @@ With `--store` it works on the store itself, without a service.
 import json
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -24,8 +24,9 @@ T = TypeVar("T")
 # fmt: off
 Name = Annotated[str, typer.Argument(
     metavar="NAME", help="Of a-z, 0-9 and -; it appears in the history.")]
-RoleOption = Annotated[str, typer.Option(
-    help="viewer, operator or admin; host for a host daemon.", metavar="ROLE")]
+RoleOption = Annotated[Literal["viewer", "operator", "admin", "host"], typer.Option(
+    help="viewer, operator or admin; host for a host daemon.", metavar="ROLE",
+    case_sensitive=False)]
 HostOption = Annotated[str | None, typer.Option(
     "--host", help="With the role host: the host that the daemon runs on.", metavar="HOST")]
 Expires = Annotated[str | None, typer.Option(
@@ -56,6 +57,8 @@ def create(
     """Create a token and print it, once.
 
     The first token must be an admin's. From then on every request needs a token.
+
+    Example: forewarn token create ann --role operator --expires 90d
     """
     body = {"name": name, "role": role, "host": host, "expires": expires}
     if store is None:
@@ -72,7 +75,10 @@ def create(
 @app.command("list")
 @with_options(Config, only=ETCD_OPTIONS)
 def list_all(context: typer.Context, *, store: Store = None, as_json: Json = False) -> None:
-    """List all tokens, without their secrets."""
+    """List all tokens, without their secrets.
+
+    Example: forewarn token list
+    """
     response = connect(context).get("tokens") if store is None else _run_on(context, store, _list)
     show_list(response, "tokens", COLUMNS, as_json=as_json)
 
@@ -80,7 +86,10 @@ def list_all(context: typer.Context, *, store: Store = None, as_json: Json = Fal
 @app.command()
 @with_options(Config, only=ETCD_OPTIONS)
 def revoke(context: typer.Context, name: Name, *, store: Store = None) -> None:
-    """Revoke a token, immediately. The last admin token can only be revoked last."""
+    """Revoke a token, immediately. The last admin token can only be revoked last.
+
+    Example: forewarn token revoke ann
+    """
     if store is None:
         connect(context).delete("tokens", name)
     else:

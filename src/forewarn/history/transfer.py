@@ -25,11 +25,15 @@ from forewarn.store.base import COMMIT_BYTES_MAX, WRITES_MAX, Record, Store, Wri
 COPY_KEY = "copy"
 
 Finish = Callable[[Store], Awaitable[None]]
+Report = Callable[[int, int], None]
+"""Called with the position that is copied, and the last one."""
 Moves = list[tuple[int, int]]
 """The position of each history value in the source and in the target."""
 
 
-async def copy_store(source: Store, target: Store, finish: Finish | None = None) -> tuple[str, str]:
+async def copy_store(
+    source: Store, target: Store, finish: Finish | None = None, report: Report = lambda *_: None
+) -> tuple[str, str]:
     """Copy everything but leases. Returns what both hold; the copy is complete if that is equal.
 
     The target must be empty, or an interrupted copy. No server may use the source, unless it is a
@@ -44,7 +48,10 @@ async def copy_store(source: Store, target: Store, finish: Finish | None = None)
     is_backup, moves = finish is not None, Moves()
     await _read(source, moves, is_backup=is_backup)  # refuses before the first write
     await _begin(target)
-    moves = [move async for move in _copy_history(source, target)]
+    last = max([value.position for value in await source.latest(limit=1)], default=1)
+    async for move in _copy_history(source, target):
+        moves.append(move)
+        report(move[0], last)
     values = await _read(source, moves, is_backup=is_backup)
     await _commit_all(target, (Write(key, value, 0) for key, value in values.items()))
     copied = {record.key: record.value or b"" for record in await _load(target)}

@@ -63,9 +63,11 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     with HTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def refusal(status: int, body: bytes) -> Error:

@@ -1,14 +1,13 @@
 """How entries are printed, and how the stream is parsed."""
 
-from datetime import UTC, datetime
-
 from forewarn.cli.history import (
     Message,
+    What,
     format_entry,
     parse_messages,
-    parse_time,
     table_row,
 )
+from forewarn.core.change import ChangeKind
 
 ENTRY = {
     "number": 7,
@@ -61,22 +60,11 @@ def test_detail_is_cut_to_one_printable_line() -> None:
     assert table_row(ENTRY | {"detail": "one\ntwo"})["detail"] == "one"
 
 
-def test_table_row_has_the_resources_and_a_short_author() -> None:
-    shown = table_row(ENTRY)
-
-    assert (shown["at"], shown["about"], shown["by"]) == (
-        "2030-01-31T12:00:00Z",
-        ["web-0", "web-1"],
-        "server-6fb313d3-3282",
-    )
+def test_table_row_has_the_vm_or_the_resources() -> None:
+    assert table_row(ENTRY)["about"] == ["web-0", "web-1"]
+    assert table_row(ENTRY | {"vm": "web-0"})["about"] == "web-0"
 
 
-def test_since_may_be_a_duration_before_now() -> None:
-    now = datetime(2030, 1, 31, 12, tzinfo=UTC)
-
-    assert parse_time("2h", now) == "2030-01-31T10:00:00Z"
-    assert parse_time("7d", now) == "2030-01-24T12:00:00Z"
-    assert parse_time("90s", now) == "2030-01-31T11:58:30Z"
-    assert parse_time("2030-01-31T12:00:00Z", now) == "2030-01-31T12:00:00Z"
-    assert parse_time("yesterday", now) == "yesterday"  # the service rejects it
-    assert parse_time(None, now) is None
+def test_what_offers_every_change_of_the_service() -> None:
+    """The command line has its own list, because it works without the service's modules."""
+    assert [one.value for one in What] == [one.value for one in ChangeKind]

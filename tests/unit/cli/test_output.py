@@ -1,7 +1,13 @@
 """What the commands print."""
 
+import io
 import json
-from datetime import UTC, datetime, timedelta
+import os
+import re
+import socket
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -9,8 +15,8 @@ import pytest
 
 from forewarn.cli.history import SENTENCES, format_entry
 from forewarn.cli.options import DEMO
-from forewarn.cli.output import format_age, show_events, show_list, show_one
-from forewarn.cli.serve import format_welcome, print_change
+from forewarn.cli.output import SERVICE_TIME, show_events, show_list, show_one
+from forewarn.cli.serve import format_welcome, is_taken, print_change
 from forewarn.core.change import Change, ChangeKind
 from forewarn.engine.entry import make_entry
 from forewarn.fleetfile.parser import parse
@@ -56,7 +62,16 @@ def test_empty_list_still_has_a_header(capsys: pytest.CaptureFixture[str]) -> No
         ({"event": EVENT}, "", "Reboot E1 of a, b is Scheduled, not before 2030-01-31T12:15:00Z\n"),
         ({"events": [EVENT | {"status": "Started"}]}, "", "Reboot E1 of a, b is Started\n"),
         ({"event": EVENT}, "canceled", "Reboot E1 of a, b is canceled\n"),
-        ({"event": None}, "", "no events\n"),
+        (
+            {"event": None, "reason": {"code": "vm-down", "message": "a is stopped"}},
+            "",
+            "it runs now, without an event: a is stopped\n",
+        ),
+        (
+            {"event": None, "reason": {"code": "ended", "message": "event E1 was canceled before"}},
+            "canceled",
+            "event E1 was canceled before\n",
+        ),
         ({"events": []}, "", "no events\n"),
     ],
 )
@@ -140,16 +155,102 @@ def test_demo_fleet_has_every_kind_of_scope() -> None:
     assert len({vm.host for scope in fleet.scopes for vm in scope.vms}) == 3
 
 
-@pytest.mark.parametrize(
-    ("age", "expected"),
-    [
-        (timedelta(seconds=-5), "0s ago"),
-        (timedelta(seconds=30), "30s ago"),
-        (timedelta(minutes=2, seconds=30), "2m ago"),
-        (timedelta(hours=23, minutes=30), "23h ago"),
-        (timedelta(days=3, hours=1), "3d ago"),
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def on_terminal(columns: int, show: Callable[[], None]) -> list[str]:
+    """What a person sees on a terminal of this width."""
+    screen = Terminal()
+    before = dict(os.environ)
+    os.environ.update(COLUMNS=str(columns), TERM="xterm", NO_COLOR="1")
+    reset = SERVICE_TIME.set(lambda: datetime(2030, 1, 31, 12, tzinfo=UTC))
+    try:
+        with redirect_stdout(screen):
+            show()
+    finally:
+        SERVICE_TIME.reset(reset)
+        os.environ.clear()
+        os.environ.update(before)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    return [line.rstrip() for line in text.splitlines()]
+
+
+EVENTS = {
+    "events": [
+        EVENT
+        | {
+            "id": "1B2C3D4E-0F33-41B9-B7D1-9390A9009A3E",
+            "resources": [f"a-name-of-some-length-{number}" for number in range(3)],
+            "scope": "workers",
+            "source": "Platform",
+            "cause": "live-migration",
+        }
     ],
-)
-def test_age_is_shown_in_the_largest_unit(age: timedelta, expected: str) -> None:
-    assert format_age((datetime.now(UTC) - age).isoformat()) == expected
-    assert format_age(None) == "never"
+    "total": 1,
+}
+COLUMNS = ("id", "type", "status", "not_before", "resources", "scope", "source", "cause")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_narrow_table_drops_columns_and_cuts_nothing(width: int) -> None:
+    """An id that is cut cannot be pasted."""
+    lines = on_terminal(width, lambda: show_list(EVENTS, "events", COLUMNS))
+    text = "\n".join(lines)
+
+    assert max(map(len, lines)) <= width
+    assert "1B2C3D4E  Reboot  Scheduled" in text
+    assert "…" not in text
+    assert "in 15m" in text
+    assert ("Platform" in text, "live-migration" in text) == (width > 60, width > 80)
+    assert [f"length-{number}" in text for number in range(3)] == [width > 60] * 3
+
+
+def test_name_wider_than_the_terminal_is_wrapped_whole() -> None:
+    """Better two lines than a name that is not there."""
+    name = "n" * 90
+    response = {"vms": [{"name": name, "power": "running"}], "total": 1}
+    lines = on_terminal(60, lambda: show_list(response, "vms", ("name", "power")))
+
+    assert "".join(line.split()[0] for line in lines[2:]) == name
+    assert lines[2].endswith("running")
+
+
+def test_ids_are_short_in_tables_and_whole_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight characters are enough to type; a program wants all."""
+    show_list(EVENTS, "events", ("id", "not_before"))
+    show_list(EVENTS, "events", ("id",), as_json=True)
+    piped, _, printed = capsys.readouterr().out.partition("{")
+
+    assert piped == "ID        NOT BEFORE\n1B2C3D4E  2030-01-31T12:15:00Z\n"
+    assert '"id": "1B2C3D4E-0F33-41B9-B7D1-9390A9009A3E"' in printed
+
+
+def test_long_list_is_a_number_on_a_terminal_only(capsys: pytest.CaptureFixture[str]) -> None:
+    """A scope may have a thousand VMs."""
+    response = {"scopes": [{"vms": [f"web-{number}" for number in range(6)]}], "total": 1}
+    show_list(response, "scopes", ("vms",))
+
+    assert on_terminal(80, lambda: show_list(response, "scopes", ("vms",)))[2:] == ["6 vms"]
+    assert "web-5" in capsys.readouterr().out
+
+
+def test_times_are_relative_on_a_terminal() -> None:
+    """Relative to the service's clock, which in a lab is not the real time."""
+    event = EVENT | {"id": "1B2C3D4E-0F33-41B9-B7D1-9390A9009A3E"}
+
+    assert on_terminal(80, lambda: show_one({"seen_at": "2030-01-31T11:57:00.5Z"})) == [
+        "seen at  2030-01-31T11:57:00Z (3m ago)"
+    ]
+    assert on_terminal(80, lambda: show_events({"event": event})) == [
+        "Reboot 1B2C3D4E of a, b is Scheduled, starts in 15m"
+    ]
+
+
+def test_demo_takes_another_port_only_if_its_own_is_taken() -> None:
+    """Whether a process listens there, which is seen without disturbing it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = Address(*server.getsockname())
+        assert is_taken(address)
+    assert not is_taken(address)

@@ -80,7 +80,12 @@ def test_copy_has_the_records_and_the_history_of_any_store(
     async def main() -> None:
         async with open_source() as source, open_target() as target:
             await fill(source)
-            in_source, in_target = await copy_store(source, target)
+            done: list[tuple[int, int]] = []
+            in_source, in_target = await copy_store(
+                source, target, report=lambda *progress: done.append(progress)
+            )
+            last = (await source.latest(limit=1))[0].position
+            assert (len(done), done[-1]) == (len(await source.history()), (last, last))
             assert in_source == in_target
             assert in_source.startswith("3 records, 3 history values, sha256 ")
             records, history = await contents(target)
