@@ -1,5 +1,5 @@
 # Every command of this repository. Each target sets up what it needs; a second run is quick.
-.PHONY: install demo test test-all test-system test-vm check agent bench sim chaos screenshots docs size clean
+.PHONY: install demo test test-all test-uvicorn test-system test-vm check agent bench sim chaos screenshots docs size clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -8,7 +8,11 @@ export PYTHONDONTWRITEBYTECODE =
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SERVER := $(VENV)/.server
+UVICORN_OLDEST := 0.22.0
+UVICORN_TESTS := tests/e2e/test_metadata_http.py tests/e2e/test_metadata_polls.py tests/unit/web/test_uvicorn.py tests/unit/web/http
 LIBVIRT := $(VENV)/.libvirt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 # Other seeds: make sim FIRST=1000 SEEDS=5000
 FIRST ?= 50
 SEEDS ?= 500
@@ -20,7 +24,7 @@ MERMAID := mermaid@11.17.2
 
 install: $(READY)
 
-demo: $(READY)
+demo: $(SERVER)
 	@exec $(BIN)/forewarn demo
 
 # Needs Python and nothing else: no root, no system packages. The checks run during the tests, because
@@ -33,7 +37,17 @@ test: $(READY)
 		exit $$tests
 
 # Everything but tests/vm.
-test-all: test test-system
+test-all: test test-uvicorn test-system
+
+# The tests of the metadata listener with the oldest uvicorn that we allow and with the newest there is; the other tests
+# use the version in constraints.txt.
+test-uvicorn: $(READY)
+	@for version in "==$(UVICORN_OLDEST)" ""; do \
+		echo "== metadata tests with uvicorn$${version:-, the newest}"; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/uvicorn "uvicorn$$version" \
+			> $(VENV)/uvicorn.log 2>&1 || { cat $(VENV)/uvicorn.log; exit 1; }; \
+		PYTHONPATH=$(VENV)/uvicorn $(BIN)/pytest $(UVICORN_TESTS) || exit 1; \
+	done
 
 # etcd, other languages, HAProxy, Prometheus, OpenSSL, systemd, network namespaces, libvirt, Chromium. As root it
 # installs what is missing.
@@ -88,7 +102,7 @@ screenshots: $(READY)
 docs: $(READY)
 	@sh tools/need.sh npm=npm
 	@echo "== building the documentation in build/docs"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]' > $(VENV)/docs.log 2>&1 || { cat $(VENV)/docs.log; exit 1; }
+	@$(INSTALL) '.[docs]' > $(VENV)/docs.log 2>&1 || { cat $(VENV)/docs.log; exit 1; }
 	@mkdir -p build/mermaid && npm pack --silent --pack-destination build $(MERMAID) > build/mermaid.name
 	@tar -xzf build/$$(cat build/mermaid.name) -C build/mermaid --strip-components=2 --exclude='*.map' \
 		package/dist/mermaid.esm.min.mjs package/dist/chunks/mermaid.esm.min
@@ -98,12 +112,17 @@ docs: $(READY)
 size:
 	@$(PYTHON) tools/size.py
 
-# The virtual environment, with exact versions. It is updated when these files change.
-$(READY): pyproject.toml constraints.txt
-	@echo "== setting up $(VENV) (first time: a minute or two)"
+# The virtual environment, with exact versions: what the service needs, then the rest. It is updated when these files change.
+$(SERVER): pyproject.toml constraints.txt
+	@echo "== setting up $(VENV) (first time: half a minute)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "forewarn needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { sh tools/need.sh ensurepip=python3-venv && $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[lab,etcd,test]' > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
+	@$(INSTALL) '.[server]' > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
+	@touch $(SERVER)
+
+$(READY): $(SERVER)
+	@echo "== adding what the tests need (first time: a minute or two)"
+	@$(INSTALL) '.[etcd,test]' > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 	@touch $(READY)
 
 # libvirt-python is built against the headers of the installed libvirt. Only tests need it here.
@@ -111,7 +130,7 @@ $(LIBVIRT): $(READY)
 	@sh tools/need.sh gcc=gcc pkg-config=pkg-config
 	@pkg-config --exists libvirt || sh tools/need.sh libvirt-headers=libvirt-dev
 	@$(BIN)/python -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' || sh tools/need.sh python-headers=python3-dev
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[libvirt]' > $(VENV)/libvirt.log 2>&1 || { cat $(VENV)/libvirt.log; exit 1; }
+	@$(INSTALL) '.[libvirt]' > $(VENV)/libvirt.log 2>&1 || { cat $(VENV)/libvirt.log; exit 1; }
 	@touch $(LIBVIRT)
 
 clean:

@@ -16,6 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from forewarn import __version__
 from tests.e2e.cli_service import (
     FLEET,
     FOREWARN,
@@ -523,14 +524,29 @@ def test_client_commands_work_without_the_server_extra(service: Service) -> None
 
     assert run_without(absent, "--control-url", service.control, "vm", "list").returncode == 0
     assert run_without(absent, "config").returncode == 0
-    for command in (("serve",), ("fleet", "check", "x"), ("lab", "run", "x")):
+    commands = {("serve",): "server", ("fleet", "check", "x"): "server", ("lab", "run", "x"): "lab"}
+    for command, extra in commands.items():
         refused = run_without(absent, *command)
         assert (refused.returncode, refused.stdout) == (1, "")
         assert re.fullmatch(
             rf"forewarn: `forewarn {command[0]}.*` needs \w+; "
-            r"install it with pip install 'forewarn\[server\]'\n",
+            rf"install it with pip install 'forewarn\[{extra}\]'\n",
             refused.stderr,
         ), refused.stderr
+
+
+def test_lab_works_without_what_only_the_server_needs() -> None:
+    """`pip install 'forewarn[lab]'` has no uvloop and no prometheus-client."""
+    absent = "uvloop", "prometheus_client"
+
+    scenario = run_without(absent, "lab", "run", "host-reboot", "--quiet")
+    serve = run_without(absent, "serve")
+
+    assert scenario.returncode == 0, scenario.stderr
+    assert serve.stderr == (
+        "forewarn: `forewarn serve` needs prometheus_client;"
+        " install it with pip install 'forewarn[server]'\n"
+    )
 
 
 def test_agent_and_conform_work_without_any_extra(service: Service) -> None:
@@ -540,12 +556,18 @@ def test_agent_and_conform_work_without_any_extra(service: Service) -> None:
 
     agent = run_without(absent, "agent", "--help")
     conform = run_without(absent, "conform", service.metadata, "--as", "web-0", *only)
-    other = run_without(absent, "vm", "list")
+    version = run_without(absent, "--version")
 
     assert (agent.returncode, conform.returncode) == (0, 0), conform.stderr
     assert "version-missing-is-400" in conform.stdout
-    assert other.returncode == 1
-    assert "this command needs pip install 'forewarn[cli]'" in other.stderr
+    assert (version.returncode, version.stdout) == (0, f"forewarn {__version__}\n")
+    for command, extra in {"vm": "cli", "serve": "server", "lab": "lab"}.items():
+        other = run_without(absent, command, "list")
+        assert other.returncode == 1
+        assert other.stderr == (
+            f"forewarn: this command needs pip install 'forewarn[{extra}]';"
+            " without it there are `forewarn agent` and `forewarn conform`\n"
+        )
 
 
 def test_config_shows_sources_and_no_secrets(tmp_path: Path) -> None:

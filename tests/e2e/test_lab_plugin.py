@@ -373,7 +373,7 @@ def test_it(missing, scheduled_events): ...
     )
 
     needs = "the fixture `scheduled_events` needs"
-    assert f"{needs} msgspec: pip install 'forewarn[server]'" in output, output
+    assert f"{needs} msgspec: pip install 'forewarn[lab]'" in output, output
     assert f"{needs} sqlite3, which Python lacks on {sys.platform}" in output, output
 
 

@@ -26,10 +26,13 @@ def run_service(config: Config, work: Work) -> None:
 
 
 def run_until_stopped(work: Work) -> None:
-    """Run it in a fast event loop until it ends, or until SIGTERM or Ctrl-C cancels it."""
+    """Run it until it ends, or until SIGTERM or Ctrl-C cancels it. Uses uvloop if it is there."""
     import asyncio
 
-    import uvloop
+    try:
+        from uvloop import run as run_loop
+    except ModuleNotFoundError:  # the extra lab does without it
+        run_loop = asyncio.run
 
     async def run() -> None:
         task = asyncio.ensure_future(work())
@@ -38,4 +41,4 @@ def run_until_stopped(work: Work) -> None:
         with suppress(asyncio.CancelledError):
             await task
 
-    uvloop.run(run())
+    run_loop(run())

@@ -18,6 +18,10 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+EXTRAS = {"serve": "server", "demo": "server", "store": "server", "lab": "lab", "hostd": "hostd"}
+"""The extra that a command needs, where it is not cli."""
+
+
 class Usage(Error, code="usage"):
     """The command line, a variable or the config file is wrong."""
 
@@ -39,13 +43,14 @@ def exit_of(error: Error) -> Exit:
 
 
 @contextmanager
-def needs_extra(command: str, extra: str = "server") -> Iterator[None]:
+def needs_extra(command: str, extra: str = "") -> Iterator[None]:
     """Wrap imports that only an extra provides: a missing one becomes a message that names it."""
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("forewarn"):
             raise
+        extra = extra or EXTRAS.get(command.split()[0], "server")
         extra = "libvirt" if error.name == "libvirt" else extra
         raise Error(
             f"`forewarn {command}` needs {error.name}; install it with "

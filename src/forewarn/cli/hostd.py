@@ -20,7 +20,7 @@ DEFAULT_FILE = Path("/etc/forewarn/hostd.toml")
 def run_hostd(arguments: Sequence[str]) -> int:
     """Run the daemon until SIGTERM or Ctrl-C."""
     config = read_hostd_config(arguments, os.environ)
-    with needs_extra("hostd", "hostd"):
+    with needs_extra("hostd"):
         from forewarn.hostd.daemon import run
 
     def print_ready(status: str) -> None:

@@ -8,7 +8,8 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 
-from forewarn.cli.exit_codes import exit_of
+from forewarn import __version__
+from forewarn.cli.exit_codes import EXTRAS, Exit, exit_of
 from forewarn.error_report import run_command
 from forewarn.errors import Error
 
@@ -40,7 +41,10 @@ def _dispatch(arguments: Sequence[str]) -> int:
         from forewarn.cli.conform import run_conform
 
         return run_conform(rest)
+    if command == "--version":
+        print(f"forewarn {__version__}")
+        return Exit.DONE
     raise Error(
-        "this command needs pip install 'forewarn[cli]'; "
+        f"this command needs pip install 'forewarn[{EXTRAS.get(command, 'cli')}]'; "
         "without it there are `forewarn agent` and `forewarn conform`"
     )

@@ -110,6 +110,8 @@ def _run(
     on_change: "Callable[[Entry], None]",
 ) -> None:
     with needs_extra(command):
+        import prometheus_client  # noqa: F401 - imported later; the extra lab has all the rest
+
         from forewarn.server import serve as run
 
     run_service(config, lambda: run(config, on_ready, on_change))

@@ -75,7 +75,7 @@ def _make_lab(options: dict[str, Any]) -> "Lab":
         # A module of the standard library cannot be installed: the platform lacks it.
         is_standard = error.name in sys.stdlib_module_names
         lacks = f", which Python lacks on {sys.platform}"
-        remedy = lacks if is_standard else ": pip install 'forewarn[server]'"
+        remedy = lacks if is_standard else ": pip install 'forewarn[lab]'"
         pytest.fail(f"the fixture `{MARKER}` needs {error.name}{remedy}", pytrace=False)
     try:
         return Lab(**options)

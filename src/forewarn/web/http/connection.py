@@ -14,12 +14,13 @@ from functools import partial
 from typing import Any, cast
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.errors import Error, Invalid
 from forewarn.web.http.admission import Admission, Limits, TimedConnection
+from forewarn.web.http.compatibility import UvicornProtocol
 from forewarn.web.http.head import body_too_large, check_head, head_too_large
 from forewarn.web.http.message import (
     BLANK_LINE,
@@ -46,9 +47,10 @@ FRAMING_FACTOR_MAX = 8
 class ConnectionPolicy(Admission):
     """What all connections of a listener share.
 
-    `idle_at` and `stall_at` are the deadlines of what begins now. Connections with more input than
-    one turn wait in a queue: one turn per iteration of the event loop, for all connections
-    together. However much clients pipeline, and on however many connections, the others are
+    `idle_at` and `stall_at` are the deadlines of what begins now. `can_replace`: a connection may
+    pass its transport on to another (not with every uvicorn). Connections with more input than one
+    turn wait in a queue: one turn per iteration of the event loop, for all connections together.
+    However much clients pipeline, and on however many connections, the others are
     delayed by one turn only.
     """
 
@@ -61,6 +63,7 @@ class ConnectionPolicy(Admission):
         super().__init__(limits, throttled_log)
         self.body_of = body_of
         self.too_many = b""
+        self.can_replace = True
         self.idle_at = self.stall_at = math.inf
         self._turns: OrderedDict[Connection, None] = OrderedDict()
 
@@ -109,7 +112,7 @@ class ConnectionState(Enum):
     REJECTED = auto()
 
 
-class Connection(HttpToolsProtocol):
+class Connection(UvicornProtocol):
     """Uvicorn's connection, with limits.
 
         state         what happens                               deadline

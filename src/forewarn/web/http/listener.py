@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from email.utils import formatdate
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -16,7 +17,8 @@ from forewarn import __version__
 from forewarn.errors import Error, Invalid, Unavailable
 from forewarn.option_kind import Address
 from forewarn.web.http.admission import TimedConnection
-from forewarn.web.http.connection import TICK_SECONDS, ConnectionPolicy
+from forewarn.web.http.compatibility import probe
+from forewarn.web.http.connection import TICK_SECONDS, Connection, ConnectionPolicy
 from forewarn.web.http.tls import HANDSHAKE_SECONDS_MAX, SHUTDOWN_SECONDS_MAX, Certificate
 
 BACKLOG = 4096
@@ -70,9 +72,10 @@ class Listener:
         listening = self.bound or _bind(self.address, reuse_port=self.reuse_port)
         self.address = Address(*listening.getsockname()[:2])
         self._tick()  # the first response needs a Date header
-        connector = self.policy.connector(
-            config=_config(self.application), server_state=self.state, app_state={}
-        )
+        config = _config(self.application)
+        arguments: dict[str, Any] = {"config": config, "server_state": self.state, "app_state": {}}
+        self.policy.can_replace = probe(partial(Connection, self.policy, **arguments))
+        connector = self.policy.connector(**arguments)
         tls: dict[str, Any] = {}
         if self.certificate:
             tls = {

@@ -2,16 +2,14 @@
 
 A VM sends the same bytes at every poll. Once the parser has read them as one ordinary poll, they
 are remembered with their meaning (`ParsedPoll`), and the same bytes mean the same again. Nothing
-else is remembered: the client, its document, and whether the poll must be recorded are looked up
-each time.
+else is: the client, its document, and whether the poll must be recorded are looked up each time.
+All connections send the same bytes for the same request.
 
     PollConnection       only remembered bytes have arrived; between two requests, or a long poll
                          waits
       -> MetadataConnection    at the first other bytes, or if the client does not read: parses
                                HTTP, remembers polls, and passes everything else to the application
       -> PollConnection        to wait: a parser would cost more than all the rest
-
-All of them send the same bytes for the same request.
 """
 
 import asyncio
@@ -21,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from uvicorn import __version__ as uvicorn_version
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
@@ -60,8 +59,7 @@ REQUEST_BYTES_MAX = 1024
 POLLS_MAX = 16_384
 UNUSUAL_SIGNED_HEADERS = frozenset(
     b"content-length expect origin transfer-encoding upgrade x-forwarded-for".split()
-)
-"""If a host daemon has signed."""
+)  # if a host daemon has signed
 UNUSUAL_HEADERS = UNUSUAL_SIGNED_HEADERS | {ID, SIGNATURE}
 RELAYS_MAX = 4096
 _CLOSE = encode_headers([CLOSE])
@@ -134,6 +132,9 @@ class Polls(ConnectionPolicy):
         return self._is_by_address and not is_vm and address not in self.relays
 
     def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
+        if not self.can_replace:
+            self.throttled_log.warn("no fast path with this uvicorn", version=uvicorn_version)
+            return super().connector(**arguments)
         self.connections: set[Any] = arguments["server_state"].connections
         self.make_full = partial(MetadataConnection, self, **arguments)
         return partial(PollConnection, self)
@@ -386,8 +387,7 @@ class MetadataConnection(Connection):
     def start_request(self) -> None:
         self.poll = None
         is_kept, version = self.parser.should_keep_alive(), self.parser.get_http_version()
-        is_get = self.parser.get_method() == b"GET"
-        if is_get and (version == "1.1" or not is_kept):
+        if self.parser.get_method() == b"GET" and (version == "1.1" or not is_kept):
             poll = self.polls.parse(self.url, self.headers, is_last=not is_kept)
             if poll is not None and self._respond(poll):
                 self.poll = poll
