@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import tests.azure_guard  # noqa: F401
+
 PYTHON_ONLY = "not system"
 # As in `forewarn.store.open`: tests in one process import gRPC in any order, and start commands.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"

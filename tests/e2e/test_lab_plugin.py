@@ -32,13 +32,13 @@ def run_tests(pytester: pytest.Pytester, text: str, *arguments: str) -> str:
     return pytester.runpytest_inprocess(*FLAGS, *arguments).stdout.str()
 
 
-def run_process(folder: Path, text: str, *arguments: str) -> str:
+def run_process(folder: Path, text: str, *arguments: str, prefix: tuple[str, ...] = ()) -> str:
     """Run a suite of one file in a process of its own."""
     (folder / "pytest.ini").write_text(INI)
     (folder / "test_it.py").write_text(text)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        [*prefix, sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", *arguments],
         check=False,
         cwd=folder,
         env={**environment, "COLUMNS": "200"},

@@ -3,14 +3,16 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
 from forewarn.core.command import Seen
-from forewarn.errors import Invalid, Refused, UnknownVm
+from forewarn.errors import Error, Invalid, Refused, UnknownVm
 from forewarn.fleetfile import parser as fleet_parser
 from forewarn.fleetfile.files import read_sources
 from forewarn.fleetfile.parser import Fleet
@@ -18,10 +20,13 @@ from forewarn.lab.environment import make_environment
 from forewarn.lab.fault.active import parse_fault
 from forewarn.lab.service import RATE_MAX, RATE_MIN, Setup
 from forewarn.lab.transcript import Transcript
+from forewarn.testing import intercept as interception
 from forewarn.testing.ledger import LabApproval
+from forewarn.testing.literals import FaultKind
 from forewarn.testing.objects import BY, LabEvent, LabFault, LabHost, LabVm, make_duration
 from forewarn.testing.thread import LOOPBACK, LabThread
 
+__tracebackhide__ = methodcaller("errisinstance", Error)  # as in `objects.py`
 TIMEOUT_SECONDS, TIMEOUT_SECONDS_MIN, TIMEOUT_SECONDS_MAX = 10.0, 0.001, 3600
 SCOPE = "lab"
 """The scope of VMs that are created on demand."""
@@ -160,13 +165,16 @@ class Lab:
         """Pause the clock."""
         self._thread.call(self._thread.service.change_clock, is_running=False)
 
-    def fault(self, kind: str, *, vm: str = "", **members: Any) -> LabFault:
+    def fault(self, kind: FaultKind, *, vm: str = "", **members: Any) -> LabFault:
         """Add a fault to the endpoint, for one VM or for all.
 
         It ends when it is removed, or after its number of requests or its duration.
         """
         vms = {"vms": [vm]} if vm else {}
-        fault = parse_fault({"fault": kind, **vms, **members})
+        try:
+            fault = parse_fault({"fault": kind, **vms, **members})
+        except Error as error:
+            raise error.with_traceback(None) from None
         return LabFault(self._thread, self._thread.call(self._thread.service.add_fault, fault).id)
 
     @property
@@ -180,6 +188,20 @@ class Lab:
     def environment(self, name: str) -> dict[str, str]:
         """Return the variables that make common clients use the endpoint of this VM."""
         return make_environment(self.vm(name).url)
+
+    def intercept(self, name: str) -> AbstractContextManager[None]:
+        """Within a `with`, this process's connections to 169.254.169.254:80 are those of this VM.
+
+        For code that has the address built in. All threads are affected.
+        """
+        if not isinstance(name, str):
+            raise Invalid(f"intercept is {name!r}; expected the name of one VM")
+        return interception.intercept(int(self.vm(name).url.rpartition(":")[2]))
+
+    def __repr__(self) -> str:
+        if self._running is None:
+            return "<Lab, not open>"
+        return f"<Lab at {self.url}: {len(self.events)} events, now {self.now:%Y-%m-%dT%H:%M:%SZ}>"
 
     async def _open_control(self) -> None:
         if not self._control_url:  # another thread may have been first

@@ -2,6 +2,7 @@
 
 import threading
 from datetime import datetime
+from typing import cast, get_args
 
 import msgspec
 
@@ -9,9 +10,10 @@ from forewarn.core.change import ChangeKind
 from forewarn.core.event import Event
 from forewarn.engine.board import Board
 from forewarn.engine.entry import Entry
+from forewarn.testing.literals import EventStatus
 
 ENDINGS = (ChangeKind.COMPLETED, ChangeKind.CANCELED, ChangeKind.FAILED)
-STATUSES = ("Scheduled", "Started", *(ending.capitalize() for ending in ENDINGS))
+STATUSES: tuple[EventStatus, ...] = get_args(EventStatus)
 
 
 class LabApproval(msgspec.Struct, frozen=True):
@@ -36,8 +38,8 @@ class EventRecord(msgspec.Struct, frozen=True):
     ending: str = ""
 
     @property
-    def status(self) -> str:
-        return self.ending or str(self.event.status)
+    def status(self) -> EventStatus:
+        return cast("EventStatus", self.ending or str(self.event.status))
 
     def has_reached(self, status: str) -> bool:
         """Return whether it has this status or had it before."""

@@ -5,14 +5,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TypeVar
+from operator import methodcaller
+from typing import TypeVar, cast
 
 from forewarn.core.event import Cause, EventType
 from forewarn.engine.operations import ScopedEvent
-from forewarn.errors import Invalid, Refused
+from forewarn.errors import Error, Invalid, Refused
+from forewarn.testing import literals
 from forewarn.testing.ledger import STATUSES, EventRecord, LabApproval
 from forewarn.testing.thread import LabThread
 
+# pytest shows the line of the test that a misuse is in, not what it went through here.
+__tracebackhide__ = methodcaller("errisinstance", (AssertionError, Error))
 BY = "test"
 """The author of a test's operations in the transcript."""
 LIVE_MIGRATION_SECONDS = 5
@@ -33,17 +37,17 @@ class LabEvent:
         return self._lab.ledger.find(self.id)
 
     @property
-    def type(self) -> str:
+    def type(self) -> literals.EventKind:
         """Freeze, Reboot, Redeploy, Preempt or Terminate."""
-        return str(self._record.event.type)
+        return cast("literals.EventKind", str(self._record.event.type))
 
     @property
-    def source(self) -> str:
+    def source(self) -> literals.EventSource:
         """Platform or User."""
-        return str(self._record.event.source)
+        return cast("literals.EventSource", str(self._record.event.source))
 
     @property
-    def status(self) -> str:
+    def status(self) -> literals.EventStatus:
         """Scheduled, Started, then Completed, Canceled or Failed."""
         return self._record.status
 
@@ -110,7 +114,7 @@ class LabEvent:
         later = self.not_before + make_duration(by, hours=hours, minutes=minutes, seconds=seconds)
         self._lab.call(self._lab.service.operations.extend, self.id, by=BY, not_before=later)
 
-    def wait_for(self, status: str, seconds: float = WAIT_SECONDS) -> None:
+    def wait_for(self, status: literals.EventStatus, seconds: float = WAIT_SECONDS) -> None:
         """Wait in real time until it reaches a status, for software that acts by itself.
 
         Raises AssertionError if it does not.
@@ -139,9 +143,9 @@ class LabHost:
 
     def maintain(
         self,
-        type: str = EventType.FREEZE,
+        type: literals.MaintenanceKind = "Freeze",
         *,
-        cause: str = Cause.MAINTENANCE,
+        cause: literals.MaintenanceCause = "maintenance",
         duration_seconds: int | None = None,
         description: str | None = None,
         not_before: datetime | None = None,
@@ -216,17 +220,17 @@ class LabVm:
     ) -> LabEvent:
         """Move it while it runs: it is paused for some seconds."""
         freezes = self.host.maintain(
-            cause=Cause.LIVE_MIGRATION, duration_seconds=duration_seconds, not_before=not_before
+            cause="live-migration", duration_seconds=duration_seconds, not_before=not_before
         )
         return self._find_own(freezes)
 
     def reboot(self, *, not_before: datetime | None = None) -> LabEvent:
         """Reboot it for maintenance of its host."""
-        return self._find_own(self.host.maintain(EventType.REBOOT, not_before=not_before))
+        return self._find_own(self.host.maintain("Reboot", not_before=not_before))
 
     def redeploy(self, *, not_before: datetime | None = None) -> LabEvent:
         """Move it to another host for maintenance; its local disks are lost."""
-        return self._find_own(self.host.maintain(EventType.REDEPLOY, not_before=not_before))
+        return self._find_own(self.host.maintain("Redeploy", not_before=not_before))
 
     def degrade(self, *, not_before: datetime | None = None) -> LabEvent:
         """The hardware of its host is expected to fail."""
@@ -287,6 +291,10 @@ class LabFault(AbstractContextManager["LabFault"]):
 
     def __exit__(self, *raised: object) -> None:
         self.remove()
+
+    def __repr__(self) -> str:
+        fault = self._lab.service.faults.by_id.get(self.id)
+        return f"<fault {self.id}: {fault.fault.kind if fault else 'over'}>"
 
 
 def make_duration(

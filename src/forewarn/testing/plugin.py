@@ -4,14 +4,17 @@ pytest loads it at every start, so it imports the lab only when a test uses it.
 """
 
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 if TYPE_CHECKING:
     from forewarn.testing.lab import Lab
+
+T = TypeVar("T")
 
 MARKER = "scheduled_events"
 SECTION = "scheduled events"
@@ -22,9 +25,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(fleet=None, *, rate=None, start=None, seed=0, environment=''): options of the"
-        f" fixture `{MARKER}`, as for forewarn.testing.Lab. A fleet's path is relative to the test"
-        " file; `environment` names a VM whose endpoint is put into environment variables",
+        f"{MARKER}(fleet=None, *, rate=None, start=None, seed=0, environment='', intercept=''):"
+        f" options of the fixture `{MARKER}`, as for forewarn.testing.Lab. A fleet's path is"
+        " relative to the test file; `environment` names a VM whose endpoint is put into"
+        " environment variables, `intercept` one that gets the connections to 169.254.169.254:80",
     )
 
 
@@ -34,11 +38,17 @@ def scheduled_events(
 ) -> Iterator["Lab"]:
     """A lab for this test: events on demand, and a clock that the test moves."""
     options = _read_options(request.node.get_closest_marker(MARKER), request.path.parent)
-    vm = options.pop("environment", "")
-    with _make_lab(options) as lab:
+    environment, intercept = options.pop("environment", ""), options.pop("intercept", "")
+    with _make_lab(options) as lab, ExitStack() as stack:
+
+        def prepare() -> None:
+            for name, value in lab.environment(environment).items() if environment else ():
+                monkeypatch.setenv(name, value)
+            if intercept:
+                stack.enter_context(lab.intercept(intercept))
+
         request.node.stash[LAB] = lab
-        for name, value in lab.environment(vm).items() if vm else ():
-            monkeypatch.setenv(name, value)
+        _in_one_line(prepare)
         yield lab
 
 
@@ -69,7 +79,6 @@ def _read_options(marker: pytest.Mark | None, folder: Path) -> dict[str, Any]:
 
 def _make_lab(options: dict[str, Any]) -> "Lab":
     try:
-        from forewarn.errors import Error
         from forewarn.testing.lab import Lab
     except ModuleNotFoundError as error:
         # A module of the standard library cannot be installed: the platform lacks it.
@@ -77,8 +86,15 @@ def _make_lab(options: dict[str, Any]) -> "Lab":
         lacks = f", which Python lacks on {sys.platform}"
         remedy = lacks if is_standard else ": pip install 'forewarn[lab]'"
         pytest.fail(f"the fixture `{MARKER}` needs {error.name}{remedy}", pytrace=False)
+    return _in_one_line(lambda: Lab(**options))
+
+
+def _in_one_line(work: Callable[[], T]) -> T:
+    """Do what the marker asks for. A wrong option fails the test without a traceback."""
+    from forewarn.errors import Error
+
     try:
-        return Lab(**options)
+        return work()
     except (TypeError, Error) as error:
         reason = error.message if isinstance(error, Error) else str(error)
     # Outside the handler, so that pytest does not show the exception as a cause.

@@ -5,13 +5,15 @@ import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from operator import methodcaller
 from typing import ParamSpec, TypeVar
 
-from forewarn.errors import Refused, Unavailable
+from forewarn.errors import Error, Refused, Unavailable
 from forewarn.lab.service import LabService, Setup, open_lab
 from forewarn.option_kind import Address
 from forewarn.testing.ledger import EventLedger
 
+__tracebackhide__ = methodcaller("errisinstance", Error)  # as in `objects.py`
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -62,6 +64,8 @@ class LabThread:
         future = asyncio.run_coroutine_threadsafe(run(), self._loop)
         try:
             return future.result(self.timeout_seconds)
+        except Error as error:
+            raise error.with_traceback(None) from None  # of the lab's thread
         except TimeoutError:
             if not future.cancel():
                 raise  # the work itself timed out

@@ -6,11 +6,24 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
+from typing import get_args
 
 import pytest
 
+import forewarn.testing
+from forewarn.core.event import Cause, EventType, Source, Status
 from forewarn.errors import Error, Invalid, WrongStatus
+from forewarn.lab.fault.kinds import KINDS
 from forewarn.testing.lab import Lab
+from forewarn.testing.ledger import ENDINGS
+from forewarn.testing.literals import (
+    EventKind,
+    EventSource,
+    EventStatus,
+    FaultKind,
+    MaintenanceCause,
+    MaintenanceKind,
+)
 from forewarn.testing.objects import LabEvent, LabVm
 from tests.builders import MINUTE, NOON, SECOND
 from tests.unit.testing.http_vm import HttpVm
@@ -187,7 +200,7 @@ def test_extended_event_starts_later(lab: Lab, vm: LabVm) -> None:
     assert event.status == "Started"
 
 
-def waiting(event: LabEvent, status: str) -> threading.Thread:
+def waiting(event: LabEvent, status: EventStatus) -> threading.Thread:
     """Somebody who waits, for as long as it takes."""
 
     def wait() -> None:
@@ -242,7 +255,34 @@ def test_wait_for_times_out_with_a_reason(vm: LabVm) -> None:
     with pytest.raises(
         Invalid, match="unknown status 'Done'; expected one of Scheduled, Started, Completed"
     ):
-        event.wait_for("Done")
+        event.wait_for("Done")  # type: ignore[arg-type]
+
+
+def test_words_of_the_types_are_those_of_the_product() -> None:
+    """A word that is missing here would be an error to an editor, but not to the lab."""
+    assert set(get_args(EventKind)) == set(EventType)
+    assert set(get_args(MaintenanceKind)) == {"Freeze", "Reboot", "Redeploy"}
+    assert get_args(EventSource) == tuple(Source)
+    assert get_args(EventStatus)[:2] == tuple(Status)
+    assert set(get_args(EventStatus)[2:]) == {ending.capitalize() for ending in ENDINGS}
+    tags = {kind.__struct_config__.tag for kind in KINDS}
+    assert set(get_args(FaultKind)) == tags
+    assert set(get_args(MaintenanceCause)) < set(Cause)
+
+
+def test_lab_and_fault_have_a_readable_repr(lab: Lab, vm: LabVm) -> None:
+    fault = lab.fault("status", code=500)
+    assert repr(Lab()) == "<Lab, not open>"
+    assert repr(lab) == f"<Lab at {lab.url}: 0 events, now {NOON:%Y-%m-%dT%H:%M:%SZ}>"
+    assert (repr(vm), repr(vm.host)) == ("LabVm(name='web-0')", "LabHost(name='host-0')")
+    assert repr(fault) == f"<fault {fault.id}: status>"
+    fault.remove()
+    assert repr(fault) == f"<fault {fault.id}: over>"
+
+
+@pytest.mark.parametrize("name", forewarn.testing.__all__)
+def test_types_of_annotations_are_public(name: str) -> None:
+    assert getattr(forewarn.testing, name).__name__ == name
 
 
 def test_event_has_a_readable_repr(vm: LabVm) -> None:

@@ -54,7 +54,7 @@ def test_every_event_row_is_true() -> None:
 
 
 def test_every_option_and_variable_is_documented() -> None:
-    options = [*inspect.signature(Lab).parameters, "environment"]
+    options = [*inspect.signature(Lab).parameters, "environment", "intercept"]
 
     assert [name for name in options if f"\n| `{name}` |" not in PAGE] == []
     assert [name for name in make_environment("http://h") if f"`{name}`" not in PAGE] == []
