@@ -1,5 +1,6 @@
 """Runs a service in an event loop until it is stopped."""
 
+import importlib.util
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -29,11 +30,6 @@ def run_until_stopped(work: Work) -> None:
     """Run it until it ends, or until SIGTERM or Ctrl-C cancels it. Uses uvloop if it is there."""
     import asyncio
 
-    try:
-        from uvloop import run as run_loop
-    except ModuleNotFoundError:  # the extra lab does without it
-        run_loop = asyncio.run
-
     async def run() -> None:
         task = asyncio.ensure_future(work())
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -41,4 +37,5 @@ def run_until_stopped(work: Work) -> None:
         with suppress(asyncio.CancelledError):
             await task
 
-    run_loop(run())
+    library = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"  # as in the extra lab
+    importlib.import_module(library).run(run())

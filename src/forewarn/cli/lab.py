@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forewarn.cli import scenario
+from forewarn.cli import lab_exec, scenario
 from forewarn.cli.api import ControlClient, api_command
 from forewarn.cli.event_loop import run_until_stopped
 from forewarn.cli.exit_codes import Usage, needs_extra
@@ -40,6 +40,7 @@ app.add_typer(clock, name="clock")
 app.add_typer(fault, name="fault")
 for command in (scenario.run, scenario.scenarios, scenario.schema):
     app.command()(command)
+app.command("exec")(lab_exec.run_at_azure_address)
 
 
 class ClockKind(StrEnum):

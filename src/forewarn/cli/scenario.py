@@ -31,6 +31,8 @@ RunSeed = Annotated[int | None, typer.Option(min=0,
     help="The seed of ids and random choices, instead of the file's.")]
 As = Annotated[list[str] | None, typer.Option("--as",
     help="A VM that the command, or other software, plays; may be repeated.")]
+AtAzureAddress = Annotated[bool, typer.Option("--at-azure-address",
+    help="Run the command where 169.254.169.254:80 is the lab, without other network (Linux).")]
 TranscriptFile = Annotated[Path | None, typer.Option(
     help="Write everything that happened to this file, as JSON lines.")]
 JunitFile = Annotated[Path | None, typer.Option(help="Write the results to this file, for CI.")]
@@ -47,6 +49,7 @@ def run(
     is_real: Real = False,
     seed: RunSeed = None,
     vms: As = None,
+    is_at_azure: AtAzureAddress = False,
     transcript: TranscriptFile = None,
     junit: JunitFile = None,
     is_quiet: Quiet = False,
@@ -55,6 +58,8 @@ def run(
     """Run a scenario: exit code 0 if it passed, 1 if it failed, 2 if the file is wrong."""
     if is_real and rate is not None:
         raise Usage(f"--real means --rate 1, but --rate is {rate:g}; expected one of the two")
+    if is_at_azure and not command:
+        raise Usage("--at-azure-address needs a command; expected it after --, as in -- ./handler")
     with needs_extra("lab run"):
         from forewarn.lab.scenario.report import Console, Verbosity, render_junit
         from forewarn.lab.scenario.runner import RunOptions
@@ -69,6 +74,7 @@ def run(
         rate=1.0 if is_real else rate,
         external=tuple(vms or ()),
         command=tuple(command or ()),
+        is_at_azure=is_at_azure,
     )
     verbosity = Verbosity.VERBOSE if is_verbose else Verbosity.NORMAL
     console = Console(typer.echo, Verbosity.QUIET if is_quiet else verbosity)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from forewarn.errors import Invalid
+from forewarn.lab import azure_address
 from forewarn.lab.environment import make_environment
 from forewarn.platform.exec import end_group
 
@@ -22,14 +23,19 @@ async def start_program(
     url: str,
     write: Callable[[str], None],
     *,
+    is_at_azure: bool = False,
     stop_seconds_max: float = STOP_SECONDS_MAX,
 ) -> AsyncIterator[Process]:
     """Run a program that plays a VM, in its own process group.
 
-    `url` is the endpoint of the VM; `write` gets each line of the program's output.
+    `url` is the endpoint of the VM; `write` gets each line of the program's output. At Azure's
+    address the program has no other network.
     """
-    arguments = [argument.replace(ENDPOINT, url) for argument in command]
-    variables = {**make_environment(url), "FOREWARN_ENDPOINT": url, "FOREWARN_VM": vm}
+    endpoint = azure_address.URL if is_at_azure else url
+    arguments = [argument.replace(ENDPOINT, endpoint) for argument in command]
+    if is_at_azure:
+        arguments = azure_address.wrap(url, arguments)
+    variables = make_environment(endpoint, vm)
     try:
         process = await asyncio.create_subprocess_exec(
             *arguments,

@@ -39,6 +39,7 @@ class RunOptions:
     rate: float | None = None
     external: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    is_at_azure: bool = False
     first_poll_seconds_max: float | None = None
 
 
@@ -79,7 +80,9 @@ async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunR
         software: AbstractAsyncContextManager[Process | None] = nullcontext()
         if options.command:  # it plays the first external VM
             vm, write = external[0], partial(console.print_output, external[0])
-            software = start_program(options.command, vm, urls[vm], write)
+            software = start_program(
+                options.command, vm, urls[vm], write, is_at_azure=options.is_at_azure
+            )
         async with software as program:
             missing = await wait_for_first_polls(lab, external, program, options)
             if missing is not None:

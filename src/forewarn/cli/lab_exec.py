@@ -1,0 +1,39 @@
+"""`forewarn lab exec`: run a program beside a running lab, at Azure's address."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from forewarn.cli.api import connect
+from forewarn.cli.exit_codes import needs_extra
+from forewarn.errors import NotFound, UnknownVm
+
+# fmt: off
+ExecVm = Annotated[str, typer.Option("--vm", help="The VM that the command plays.")]
+ExecCommand = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", show_default=False,
+    help="The program to run, and its arguments.")]
+# fmt: on
+
+
+def run_at_azure_address(context: typer.Context, command: ExecCommand, *, vm: ExecVm) -> None:
+    """Run a program where 169.254.169.254:80 is a VM's endpoint in a running lab (Linux).
+
+    The exit code is that of the program. It has no other network.
+    """
+    with needs_extra("lab exec"):
+        from forewarn.lab.azure_address import URL, wrap
+        from forewarn.lab.environment import make_environment
+        from forewarn.lab.names import shorten_list
+
+    try:
+        urls = connect(context).post("listeners")["listeners"]
+    except NotFound as error:
+        raise NotFound(
+            "this service is not a lab; start one with `forewarn lab serve`, and set"
+            " FOREWARN_CONTROL if it is elsewhere"
+        ) from error
+    if vm not in urls:
+        raise UnknownVm(f"the lab has no VM {vm!r}; expected one of {shorten_list(urls)}", vm=vm)
+    wrapped = wrap(urls[vm], command)
+    os.execve(wrapped[0], wrapped, os.environ | make_environment(URL, vm))  # noqa: S606
