@@ -59,7 +59,7 @@ class AsyncClient(BaseClient["AsyncConnection"]):
         *,
         stop: asyncio.Event | None = None,
         changes_max: int | None = None,
-        on_error: Callable[[EndpointError], object] = lambda error: None,
+        on_error: Callable[[EndpointError], object] | None = None,
         wait_seconds: float = WAIT_SECONDS,
         watcher: Watcher | None = None,
     ) -> AsyncIterator[Change]:

@@ -19,12 +19,12 @@ from itertools import islice
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from forewarn.client.backoff import PERIOD_SECONDS, WAIT_SECONDS, ClientClock, PollSchedule
+from forewarn.client.discovery import discover
 from forewarn.client.errors import ConnectionFailed, EndpointError
 from forewarn.client.http1 import READ_BYTES, ConnectionClosed, Endpoint, Reader, Response
 from forewarn.client.models import Document
 from forewarn.client.protocol import (
     API_VERSION,
-    DEFAULT_ENDPOINT,
     INSTANCE_VERSION,
     TIMEOUT_SECONDS,
     Api,
@@ -68,13 +68,14 @@ class BaseClient(Generic[Connection]):
 
     def __init__(
         self,
-        endpoint: str = DEFAULT_ENDPOINT,
+        endpoint: str = "",
         *,
         api_version: str = API_VERSION,
         instance_version: str = INSTANCE_VERSION,
         timeout_seconds: float = TIMEOUT_SECONDS,
         clock: ClientClock = ClientClock(),  # noqa: B008 - a frozen value
     ) -> None:
+        endpoint = endpoint or discover(os.environ)
         self._api = Api(endpoint, api_version=api_version, instance_version=instance_version)
         self._cache = ConditionalCache(clock.monotonic)
         self._timeout_seconds = timeout_seconds
@@ -83,6 +84,10 @@ class BaseClient(Generic[Connection]):
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._name = ""
+        self._logged = ""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._api.endpoint}>"
 
     @abstractmethod
     def _new_connection(self) -> Connection:
@@ -137,12 +142,21 @@ class BaseClient(Generic[Connection]):
         self,
         result: Document | EndpointError,
         watcher: Watcher,
-        on_error: Callable[[EndpointError], object],
+        on_error: Callable[[EndpointError], object] | None,
     ) -> list[Change]:
         if isinstance(result, EndpointError):
-            on_error(result)
+            (on_error or self._log_error)(result)
             return []
+        self._logged = ""
         return watcher.update(result, self._clock.now())
+
+    def _log_error(self, error: EndpointError) -> None:
+        """Once, until it is another error or the endpoint has responded again."""
+        from forewarn.log import log  # costs memory where it is not used
+
+        if self._logged != error.message:
+            self._logged = error.message
+            log.warning("no scheduled events", reason=error.message)
 
 
 class Client(BaseClient["EndpointConnection"]):
@@ -199,13 +213,13 @@ class Client(BaseClient["EndpointConnection"]):
         *,
         stop: Stop | None = None,
         changes_max: int | None = None,
-        on_error: Callable[[EndpointError], object] = lambda error: None,
+        on_error: Callable[[EndpointError], object] | None = None,
         wait_seconds: float = WAIT_SECONDS,
         watcher: Watcher | None = None,
     ) -> Iterator[Change]:
         """Each change once, until `stop` is set, the client is closed, or after `changes_max`.
 
-        Errors are passed to `on_error`, and the watch continues.
+        Errors are passed to `on_error`, or else logged, and the watch continues.
         """
         known = watcher or Watcher(approved=self._api.approved)
         results = self.documents(

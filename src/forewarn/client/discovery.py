@@ -14,7 +14,7 @@ from forewarn.client.http1 import Endpoint
 from forewarn.client.protocol import DEFAULT_ENDPOINT
 from forewarn.errors import Invalid
 
-VARIABLE = "SCHEDULEDEVENTSIP"
+VARIABLES = ("FOREWARN_ENDPOINT", "SCHEDULEDEVENTSIP")
 OPTION = 245
 TIMEOUT_SECONDS = 10.0
 PACKET_BYTES_MAX = 4096
@@ -26,14 +26,17 @@ _OPTIONS_AT = 240
 def discover(
     environ: Mapping[str, str], *, endpoint: str = "", ask_dhcp: Callable[[], str] | None = None
 ) -> str:
-    """The endpoint's URL: `endpoint`, else SCHEDULEDEVENTSIP, else DHCP, else the usual one.
+    """The endpoint's URL: `endpoint`, else a variable, else DHCP, else the usual one.
+
+    The variables are FOREWARN_ENDPOINT and SCHEDULEDEVENTSIP, a URL or an address.
 
     `ask_dhcp` returns an address or an empty string; `forewarn.client.ask_dhcp` asks the network.
     """
     if endpoint:
         return _parse(endpoint, "endpoint")
-    if address := environ.get(VARIABLE, "").strip():
-        return _parse(address, VARIABLE)
+    for variable in VARIABLES:
+        if address := environ.get(variable, "").strip():
+            return _parse(address, variable)
     if ask_dhcp is not None and (address := ask_dhcp()):
         return _parse(address, "the address from DHCP")
     return DEFAULT_ENDPOINT

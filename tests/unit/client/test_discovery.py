@@ -2,7 +2,7 @@
 
 import pytest
 
-from forewarn.client import discover
+from forewarn.client import AsyncClient, Client, discover
 from forewarn.client.discovery import dhcp_endpoint, dhcp_request
 from forewarn.errors import Invalid
 
@@ -50,6 +50,25 @@ def test_explicit_endpoint_comes_first() -> None:
 def test_variable_of_the_published_samples_comes_second(value: str, url: str) -> None:
     """It has an address; a lab may need a port or a whole URL."""
     assert discover({"SCHEDULEDEVENTSIP": value}, ask_dhcp=never) == url
+
+
+def test_own_variable_comes_before_that_of_the_samples() -> None:
+    variables = {"FOREWARN_ENDPOINT": "http://127.0.0.1:81", "SCHEDULEDEVENTSIP": "10.0.0.1"}
+    assert discover(variables, ask_dhcp=never) == "http://127.0.0.1:81"
+    assert discover({**variables, "FOREWARN_ENDPOINT": " "}) == "http://10.0.0.1"
+
+
+@pytest.mark.parametrize("make", [Client, AsyncClient])
+def test_client_without_an_argument_discovers_its_endpoint(
+    make: type[Client | AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Client()` is what one types first."""
+    monkeypatch.delenv("FOREWARN_ENDPOINT", raising=False)
+    monkeypatch.delenv("SCHEDULEDEVENTSIP", raising=False)
+    assert repr(make()) == f"<{make.__name__} of 169.254.169.254>"
+    monkeypatch.setenv("FOREWARN_ENDPOINT", "http://127.0.0.1:81")
+    assert repr(make()) == f"<{make.__name__} of 127.0.0.1:81>"
+    assert repr(make("http://h")) == f"<{make.__name__} of h>"
 
 
 def test_dhcp_comes_third_and_only_if_requested() -> None:
