@@ -34,6 +34,7 @@ MESSAGE_LENGTH_MAX = 1000
 AGENT_ENDED = 0
 """Put into the signal queue when the agent thread ends."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+RELOAD_SIGNALS = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()  # not on Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Daemon:
         return replace(settings, endpoint=discover(self.environ, endpoint=endpoint))
 
     def _handle_signals(self, stack: ExitStack) -> None:
-        for number in (*STOP_SIGNALS, signal.SIGHUP):
+        for number in (*STOP_SIGNALS, *RELOAD_SIGNALS):
             old = signal.signal(number, lambda received, _: self._signals.put(received))
             stack.callback(signal.signal, number, old)
 

@@ -7,10 +7,10 @@ mean the same is renamed into place. So its size is bounded by that of the event
 One agent at a time may use it.
 """
 
-import fcntl
 import json
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -111,11 +111,12 @@ class Journal:
         with new.open("wb") as file:
             self._write_synced(file, b"".join(lines))
         new.replace(self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            self.sync(directory)  # a rename is durable when its directory is
-        finally:
-            os.close(directory)
+        if sys.platform != "win32":  # a rename is durable when its directory is
+            directory = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                self.sync(directory)
+            finally:
+                os.close(directory)
         self._file = self._path.open("ab")
         self._size_max = 2 * self._file.tell() + GROWTH_BYTES_MAX
 
@@ -172,7 +173,10 @@ def _lock_exclusively(path: Path) -> IO[bytes]:
     """Held until the file is closed or the process ends."""
     file = path.open("ab")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
         reason = f"another agent uses it, or {path} cannot be locked"

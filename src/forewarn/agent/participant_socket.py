@@ -35,7 +35,7 @@ class ParticipantSocket(LimitedServer):
     Raises Unavailable if another agent has the socket, or it cannot be created.
     """
 
-    address_family = socket.AF_UNIX
+    address_family = getattr(socket, "AF_UNIX", socket.AF_UNSPEC)  # Windows has no such socket
     connections_max = CONNECTIONS_MAX
     request_queue_size = 2 * CONNECTIONS_MAX
     register_seconds_max = 10.0
