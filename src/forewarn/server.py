@@ -219,7 +219,7 @@ def make_workers(
     hosts.local, hosts.get_lease, hosts.on_change = (
         platform,
         lambda: impacts.lease,
-        impacts.look_at_host,
+        impacts.look_at,
     )
     campaigns = CampaignWorker(
         service.engine,

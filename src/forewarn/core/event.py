@@ -87,7 +87,8 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     `event_id` is the id of the event, or of the silent operation. `claimed_by` is the worker that
     holds it; `due_at` is when it may be claimed, or was; while its VM boots, it is when the wait
-    ends. `tries` identifies the attempt. `first_failed_at` is when the retry window began.
+    ends. `tries` identifies the attempt. `first_failed_at` is when the retry window began; `lost`
+    counts the claims whose server was lost.
     """
 
     event_id: str
@@ -101,6 +102,7 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     failures: int = 0
     detail: str = ""
     first_failed_at: datetime | None = None
+    lost: int = 0
 
     @property
     def is_over(self) -> bool:

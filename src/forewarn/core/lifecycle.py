@@ -30,7 +30,9 @@ from forewarn.core.timing import Timing
 from forewarn.errors import EventEnded, Forbidden, UnknownEvent, WrongStatus
 
 TRIES_MAX = 20
-"""How many claims of an impact may be released. Failures have their own limit: the retry window."""
+"""How many servers may be lost with an impact: it may be the cause. Failures have their own limit,
+the retry window, and an impact waits for its host without a limit.
+"""
 
 WAIT_MAX = Timing().retry_max + timedelta(seconds=5)
 """No attempt is set further ahead than this, even by a clock that differs by a few seconds."""
@@ -157,9 +159,8 @@ def claim(draft: Draft, command: Claim) -> None:
     others = [other for other in draft.impacts_of(impact.vm) if not other.is_over]
     if next_due(others, draft.now) is not impact:
         return
-    released = impact.tries - impact.failures
-    if released >= TRIES_MAX:
-        draft.fail(impact, f"abandoned after {released} claims that never finished")
+    if impact.lost >= TRIES_MAX:
+        draft.fail(impact, f"abandoned after {impact.lost} claims that never finished")
         return
     draft.put_impact(
         replace(
@@ -179,7 +180,8 @@ def release(draft: Draft, command: Release) -> None:
     one = (command.event_id, command.vm) if command.vm else None
     for key, impact in list(draft.impacts.items()):
         if impact.is_held and impact.claimed_by == command.worker and one in (None, key):
-            draft.put_impact(replace(impact, claimed_by="", due_at=draft.now))
+            lost = impact.lost + (one is None)
+            draft.put_impact(replace(impact, claimed_by="", due_at=draft.now, lost=lost))
 
 
 def finish(draft: Draft, command: Finish) -> None:

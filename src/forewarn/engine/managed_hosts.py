@@ -126,6 +126,22 @@ class ManagedHosts:
 
         return max(self._reported_by.get(vm_id, ()), key=rank, default="")
 
+    def acting_host(self, vm: Vm, *, moves: bool) -> str:
+        """The host whose daemon carries out an impact on a VM: the one that runs it.
+
+        Someone else may have moved it there. A move is carried out where the VM was, in any case.
+        """
+        running = self.running_on(vm.id)
+        is_elsewhere = running and vm.host not in running and not moves
+        return self.choose_host(vm.id, vm.host) if is_elsewhere else vm.host
+
+    def vms_of(self, *records: ManagedHost | None) -> set[str]:
+        """The VMs whose impacts a change of these records concerns."""
+        board, known = self._engine.board, [record for record in records if record is not None]
+        ids = {vm_id for record in known for vm_id in record.vms} & board.ids.keys()
+        placed = (board.hosts.get(record.host, set()) for record in known)
+        return {board.ids[vm_id] for vm_id in ids}.union(*placed)
+
     async def forget(self, host: str, *, by: str, fail_impacts: bool = False) -> None:
         """Manage a host no longer, because its daemon is gone for good.
 

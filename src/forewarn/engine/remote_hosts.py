@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.command import Back
 from forewarn.core.event import Impact, ImpactState, is_move
-from forewarn.core.fleet import DEFAULT_INSTANCE
+from forewarn.core.fleet import DEFAULT_INSTANCE, Vm
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
@@ -56,7 +56,7 @@ class RemoteHosts:
     """The platform of managed hosts; `local` is that of all others.
 
     `get_lease` returns the lease under which this server works, `avoid` the hosts that are bad
-    targets of a move. `on_change` is called with a host whose impacts this server may run now.
+    targets of a move. `on_change` is called with VMs whose impacts this server may run now.
     """
 
     def __init__(self, engine: Engine, operations: Operations) -> None:
@@ -64,7 +64,7 @@ class RemoteHosts:
         self.local: Platform | None = None
         self.get_lease: Callable[[], Lease | None] = lambda: None
         self.avoid: Callable[[], Mapping[str, int]] = dict
-        self.on_change: Callable[[str], None] = lambda host: None
+        self.on_change: Callable[[Iterable[str]], None] = lambda vms: None
         self._engine = engine
         self._operations = operations
         self._sessions: dict[str, DaemonSession] = {}
@@ -76,8 +76,13 @@ class RemoteHosts:
 
     # --- the platform
 
-    def handles(self, host: str) -> bool:
-        """Whether this server can act on the VMs of a host now."""
+    def handles(self, vm: Vm, impact: Impact) -> bool:
+        """Whether this server can carry out an impact now."""
+        moves = is_move(impact.type, impact.cause)
+        return self._serves(self.managed.acting_host(vm, moves=moves))
+
+    def _serves(self, host: str) -> bool:
+        """Whether this server acts on the VMs of a host."""
         record, session = self.managed.find(host), self._sessions.get(host)
         if record is None:
             return True
@@ -88,7 +93,7 @@ class RemoteHosts:
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
         """Let the daemon of the VM's host carry it out; HostUnreachable if it is lost meanwhile."""
-        host = request.vm.host
+        host = self.managed.acting_host(request.vm, moves=request.moves)
         if self.managed.find(host) is None:
             assert self.local is not None
             if self.managed.is_forgotten(host) and isinstance(self.local, SimulatedPlatform):
@@ -97,16 +102,14 @@ class RemoteHosts:
                     f" expected a daemon, or another `platform` of the server"
                 )
             return await self.local.run_impact(request)
-        if not self.handles(host):
+        if not self._serves(host):
             raise _unreachable(host)
-        running_on = self.managed.running_on(request.vm.id)
-        if not request.moves and host not in running_on:  # it was moved by someone else
-            host = next(filter(self.handles, running_on), host)
+        may_run_on = {*self.managed.running_on(request.vm.id), request.vm.host} - {host}
         handed_out = dataclasses.replace(
             request,
             vm=replace(request.vm, host=host, instance=DEFAULT_INSTANCE),  # that may be large
             targets=self._rank_targets(request) if request.moves else (),
-            may_run_on=tuple(sorted({*running_on, request.vm.host} - {host})),
+            may_run_on=tuple(sorted(may_run_on)),
         )
         session, key = self._sessions[host], (request.event_id, request.vm.name)
         call = HandedOut(handed_out, asyncio.get_running_loop().create_future())
@@ -236,13 +239,14 @@ class RemoteHosts:
         return impact.state in (ImpactState.CLAIMED, BOOTING)
 
     def _find_impact(self, host: str, key: ImpactKey) -> Impact | None:
-        """An impact of a VM that is on this host, or that this host reports as running."""
+        """An impact that the daemon of this host carries out."""
         published = self._engine.board.vms.get(key[1])
         vm = published.scope.vm(key[1]) if published else None
         if published is None or vm is None:
             return None
-        is_here = vm.host == host or host in self.managed.running_on(vm.id)
-        return published.scope.impact(*key) if is_here else None
+        impact = published.scope.impact(*key)
+        moves = impact is not None and is_move(impact.type, impact.cause)
+        return impact if self.managed.acting_host(vm, moves=moves) == host else None
 
     async def _merge(
         self, host: str, request: WorkRequest, by: str
@@ -330,7 +334,7 @@ class RemoteHosts:
     async def _connect(self, host: str, session_id: str) -> DaemonSession:
         """The session of a daemon that has sent something; HostTaken if another is connected."""
         session = self._sessions.get(host)
-        if session is None or session.id != session_id or not self.handles(host):
+        if session is None or session.id != session_id or not self._serves(host):
             await self._update(host, session_id, lambda record: record)
             await self._engine.require_caught_up()  # another server may have handed out impacts
             session = self._sessions.get(host)
@@ -338,7 +342,7 @@ class RemoteHosts:
                 self._drop(host)
                 session = self._sessions[host] = DaemonSession(session_id, self._engine.clock.now())
                 self._connected.set()
-            self.on_change(host)
+            self.on_change(self.managed.vms_of(self.managed.find(host)))
         session.silent_at = self._engine.clock.now() + SILENT
         return session
 
@@ -387,9 +391,9 @@ class RemoteHosts:
         record = after or before
         assert record is not None
         session = self._sessions.get(record.host)
-        if session is not None and not self.handles(record.host):
+        if session is not None and not self._serves(record.host):
             self._drop(record.host)
-        self.on_change(record.host)
+        self.on_change(self.managed.vms_of(before, after))
 
     def _on_scope(self, published: PublishedScope) -> None:
         for session in self._waiting.get(published.scope.name, ()):

@@ -8,7 +8,7 @@ from itertools import count
 
 from forewarn.core.command import Tick
 from forewarn.core.event import Impact
-from forewarn.core.fleet import Scope
+from forewarn.core.fleet import Scope, Vm
 from forewarn.core.lifecycle import WAIT_MAX
 from forewarn.core.machine import due_impacts, next_deadline, next_impact_at
 from forewarn.engine.board import PublishedScope, SortedKeys
@@ -42,8 +42,8 @@ class Worker:
     for it. After a lost lease the worker continues under another name, so that its old claims are
     not mistaken for good ones.
 
-    `handles` says whether the platform can act on the VMs of a host now. Impacts of other hosts
-    are left to other servers, or wait until `look_at_host` is called.
+    `handles` says whether the platform can carry out an impact on a VM now. The others are left to
+    other servers, or wait until `look_at` is called.
     """
 
     engine: Engine
@@ -53,7 +53,7 @@ class Worker:
     impacts_max: int = 256
     impact_limit: timedelta
     stop_seconds_max: float = STOP_SECONDS_MAX
-    handles: Callable[[str], bool] = lambda host: True
+    handles: Callable[[Vm, Impact], bool] = lambda vm, impact: True
     compare_clocks_every: timedelta = COMPARE_EVERY
 
     def __post_init__(self) -> None:
@@ -120,16 +120,14 @@ class Worker:
             if self._calls:
                 await asyncio.wait(self._calls, timeout=self.stop_seconds_max)
 
-    def look_at_host(self, host: str) -> None:
-        """The platform may handle this host now, or no longer."""
-        for published in {
-            self.engine.board.vms[vm] for vm in self.engine.board.hosts.get(host, ())
-        }:
+    def look_at(self, vms: Iterable[str]) -> None:
+        """The platform may handle the impacts of these VMs now, or no longer."""
+        for published in {self.engine.board.vms[vm] for vm in vms}:
             self._on_scope_changed(published)
 
     def _is_handled(self, scope: Scope) -> Callable[[Impact], bool]:
-        hosts = {vm.name: vm.host for vm in scope.vms} if scope.impacts else {}
-        return lambda impact: self.handles(hosts.get(impact.vm, ""))
+        vms = {vm.name: vm for vm in scope.vms} if scope.impacts else {}
+        return lambda impact: impact.vm not in vms or self.handles(vms[impact.vm], impact)
 
     def _on_scope_changed(self, published: PublishedScope) -> None:
         scope = published.scope

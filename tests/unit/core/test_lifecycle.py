@@ -271,6 +271,16 @@ def test_impact_that_no_worker_finishes_fails_in_the_end() -> None:
     assert (scope.events, scope.ended[-1].how) == ((), EndReason.FAILED)
 
 
+def test_impact_waits_for_an_unreachable_host_without_a_limit() -> None:
+    """Only a server that is lost counts: the impact may be the cause of that."""
+    scope = run(scope_of(), restart(), approve("web-0"))
+    waits = Release(worker="w1", event_id=guid(1), vm="web-0")
+    for _ in range(TRIES_MAX + 1):
+        scope = run(scope, claim(), waits)
+
+    assert run_impact(run(scope, Release(worker="w1"))).ended[-1].how is EndReason.COMPLETED
+
+
 def test_redeploy_changes_the_host() -> None:
     scope = run(scope_of(), Redeploy(vm="web-0", event_id=guid(1)), approve("web-0"))
 
