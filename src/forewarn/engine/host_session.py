@@ -21,11 +21,10 @@ class HandedOut:
 class DaemonSession:
     """A connected daemon. At `silent_at` it counts as silent, unless it sends something."""
 
-    id: str
+    latest: WorkRequest
     silent_at: datetime
     calls: dict[ImpactKey, HandedOut] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    latest: WorkRequest | None = None
 
     def end(self, problem: HostUnreachable) -> None:
         """Release its impacts, and respond to its request."""

@@ -32,7 +32,8 @@ class HostedVm(NamedTuple):
 class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`session` is one run of its daemon, `server` the worker that serves it; empty if none does.
 
-    `since` is when that began. `vms` are by id, as the daemon reported them last.
+    `since` is when that began. `vms` are by id, as the daemon reported them last. `number` is that
+    of the request that changed the record last.
     """
 
     host: str
@@ -41,6 +42,7 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     since: datetime
     memory_bytes: int = 0
     vms: dict[str, HostedVm] = {}
+    number: int = 0
 
     def free_bytes(self, but: str) -> int:
         """Its memory without that of its running VMs, but for the one with this id."""

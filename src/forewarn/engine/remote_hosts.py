@@ -36,6 +36,7 @@ from forewarn.errors import (
     HostTaken,
     HostUnreachable,
     ImpactFailed,
+    Refused,
     Unavailable,
 )
 from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Platform
@@ -87,7 +88,7 @@ class RemoteHosts:
         if record is None:
             return True
         return session is not None and (record.session, record.server) == (
-            session.id,
+            session.latest.session,
             self._server(),
         )
 
@@ -176,14 +177,15 @@ class RemoteHosts:
         With `wait` as soon as there is something, or nothing after a few seconds. A later request
         of the daemon ends that: each of them says everything.
         """
-        session = await self._connect(host, request.session)
+        session = await self._connect(host, request)
+        _refuse_late(host, request, session.latest)
         session.latest = request
         session.changed.set()
         problems, is_merged = await self._merge(host, request, by)
         for each in request.running:
             await self._take_result(host, session, each)
         if request.is_leaving:
-            await self.end(host, request.session)
+            await self._end(host, request)
         work = await self._wait_for_work(host, session, request)
         return replace(work, problems=problems, is_merged=is_merged)
 
@@ -264,7 +266,7 @@ class RemoteHosts:
         def describe(record: ManagedHost) -> ManagedHost:
             return replace(record, memory_bytes=report.memory_bytes, vms=inventory.vms)
 
-        await self._update(host, request.session, describe)
+        await self._update(host, request, describe)
         try:
             await self._operations.merge(inventory.plan, by=by)
         except Unavailable as error:
@@ -301,11 +303,11 @@ class RemoteHosts:
             scope = self._engine.board.vms[each.vm].scope.name
             await self._engine.submit(scope, back, by=f"hostd {host}")
 
-    async def end(self, host: str, session_id: str) -> None:
-        """The daemon stops, or is silent."""
+    async def _end(self, host: str, request: WorkRequest) -> None:
+        """The daemon stops, or is silent since this request."""
         record = self.managed.find(host)
-        if record is not None and record.session == session_id:
-            await self._update(host, session_id, lambda record: replace(record, server=""))
+        if record is not None and record.session == request.session:
+            await self._update(host, request, lambda record: replace(record, server=""))
 
     # --- sessions
 
@@ -325,32 +327,32 @@ class RemoteHosts:
             for host, session in list(self._sessions.items()):
                 try:
                     if session.silent_at <= now:
-                        await self.end(host, session.id)
+                        await self._end(host, session.latest)
                         self._drop(host)
                 except Error as error:  # the other hosts come first
                     problem = error.message
                     self._engine.throttled_log.warn("host not updated", host=host, problem=problem)
 
-    async def _connect(self, host: str, session_id: str) -> DaemonSession:
+    async def _connect(self, host: str, request: WorkRequest) -> DaemonSession:
         """The session of a daemon that has sent something; HostTaken if another is connected."""
-        session = self._sessions.get(host)
-        if session is None or session.id != session_id or not self._serves(host):
-            await self._update(host, session_id, lambda record: record)
+        session, session_id, now = self._sessions.get(host), request.session, self._engine.clock.now
+        if session is None or session.latest.session != session_id or not self._serves(host):
+            await self._update(host, request, lambda record: record)
             await self._engine.require_caught_up()  # another server may have handed out impacts
             session = self._sessions.get(host)
-            if session is None or session.id != session_id:
+            if session is None or session.latest.session != session_id:
                 self._drop(host)
-                session = self._sessions[host] = DaemonSession(session_id, self._engine.clock.now())
+                session = self._sessions[host] = DaemonSession(request, now())
                 self._connected.set()
             self.on_change(self.managed.vms_of(self.managed.find(host)))
-        session.silent_at = self._engine.clock.now() + SILENT
+        session.silent_at = now() + SILENT
         return session
 
     async def _update(
-        self, host: str, session_id: str, change: Callable[[ManagedHost], ManagedHost]
+        self, host: str, request: WorkRequest, change: Callable[[ManagedHost], ManagedHost]
     ) -> None:
-        """Change the record of a host that this session of its daemon connects to this server."""
-        lease, key = self.get_lease(), HOST_KEY.format(host)
+        """Change the record of a host whose daemon this request connects to this server."""
+        lease, key, session_id = self.get_lease(), HOST_KEY.format(host), request.session
         if lease is None:
             raise Unavailable("this server has no lease at present; try another server")
 
@@ -363,6 +365,7 @@ class RemoteHosts:
                     f" {SILENT.total_seconds():g} seconds after its last request",
                     since=known.since,
                 )
+            _refuse_late(host, request, known)
             old = known or ManagedHost(host, session_id, "", transaction.now)
             new = change(replace(old, session=session_id, server=self._server()))
             if (old.server, old.session) != (new.server, new.session):
@@ -371,7 +374,7 @@ class RemoteHosts:
                 detail = f"daemon of {host} {word}"
                 transaction.record(Change(ChangeKind.UPDATED, host=host, detail=detail))
             if new != known:
-                transaction.put(key, new)
+                transaction.put(key, replace(new, number=request.number))
 
         await self._engine.update([key], decide, by=f"hostd {host}", lease=lease)
 
@@ -398,6 +401,16 @@ class RemoteHosts:
     def _on_scope(self, published: PublishedScope) -> None:
         for session in self._waiting.get(published.scope.name, ()):
             session.changed.set()
+
+
+def _refuse_late(host: str, request: WorkRequest, latest: WorkRequest | ManagedHost | None) -> None:
+    """Refuse a request that a later one of the same daemon has overtaken: that says what is true.
+
+    The daemon does not wait for it any more. It may have sent the later one to another server.
+    """
+    is_same = latest is not None and latest.session == request.session
+    if latest and is_same and 0 < request.number < latest.number:
+        raise Refused(f"a later request of the daemon of {host} has arrived", host=host)
 
 
 def _unreachable(host: str) -> HostUnreachable:

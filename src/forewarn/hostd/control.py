@@ -5,10 +5,12 @@ something new, it abandons that request for the next one.
 """
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -83,6 +85,7 @@ class ControlLoop:
         self._inventory = inventory
         self._runner = runner
         self._session = session
+        self._numbers = itertools.count(1)
         self._retry_seconds = retry_seconds
         self._chance = chance
         self._target = f"/api/v1/hosts/{host}/work".encode()
@@ -148,7 +151,7 @@ class ControlLoop:
         """Say everything, and get what is new; None if the daemon has something new first."""
         sent = HostReport(msgspec.to_builtins(report.vms), report.memory_bytes) if report else None
         is_held = report is None and self._server != ""
-        request = WorkRequest(self._session, self._runner.running(), sent, wait=is_held)
+        request = self._make_request(inventory=sent, wait=is_held)
         if not is_held:  # the first response says whether this server serves us
             try:
                 return await self._call(request)
@@ -164,6 +167,10 @@ class ControlLoop:
         finally:
             call.cancel()
             news.cancel()
+
+    def _make_request(self, **fields: Any) -> WorkRequest:
+        running, number = self._runner.running(), next(self._numbers)
+        return WorkRequest(self._session, running, number=number, **fields)
 
     async def _call(self, request: WorkRequest) -> Work:
         """It may be repeated: that changes nothing.
@@ -228,5 +235,4 @@ class ControlLoop:
         await self._runner.stop()
         with suppress(Error, TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS_MAX):
-                running = self._runner.running()
-                await self._call(WorkRequest(self._session, running, is_leaving=True))
+                await self._call(self._make_request(is_leaving=True))

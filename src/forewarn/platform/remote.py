@@ -72,7 +72,8 @@ class WorkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """What a daemon has. `session` is one run of it.
 
     `inventory` is omitted if the server has it. `wait`: the server responds when it has something
-    new, or after a few seconds. `is_leaving`: the daemon stops.
+    new, or after a few seconds. `is_leaving`: the daemon stops. `number` grows with each request
+    of a session, so that one that arrives late is recognized; 0 if the daemon does not count them.
     """
 
     session: SessionId
@@ -80,6 +81,7 @@ class WorkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     inventory: HostReport | None = None
     wait: bool = False
     is_leaving: bool = False
+    number: Annotated[int, Meta(ge=0)] = 0
 
 
 class Work(msgspec.Struct, frozen=True):

@@ -201,6 +201,54 @@ def test_host_cannot_create_scopes_without_a_limit() -> None:
     run(test)
 
 
+# --- requests that arrive late
+
+
+@pytest.mark.parametrize("server", [0, 1], ids=["same server", "another server"])
+def test_report_that_arrives_after_a_later_request_changes_nothing(server: int) -> None:
+    """The daemon has given it up, and repeats in a later one what is still true."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        old, new = ({"vms": [reported("web-0", power=power)]} for power in ("running", "stopped"))
+        daemon.server = world.servers[server]
+        await daemon.work(number=8, inventory=new)
+        daemon.server = world.servers[0]
+        await world.settle()
+        late = await daemon.send(number=7, inventory=old)
+        assert (late.status_code, late.json()["error"]) == (409, "refused")
+        assert late.json()["message"] == "a later request of the daemon of host-a has arrived"
+        await world.settle()
+        assert world.servers[1].vm("web-0").power is Power.STOPPED
+        record = world.servers[0].hosts.managed.find("host-a")
+        assert record is not None
+        assert record.server == world.servers[server].name
+        assert not record.vms[vm_id("web-0")].is_running
+
+        daemon.server = world.servers[server]
+        assert (await daemon.work(number=8, inventory=old))["is_merged"], "it was sent again"
+        await daemon.work(inventory=new)  # an earlier version of the daemon sends no numbers
+        await world.settle()
+        assert world.servers[0].vm("web-0").power is Power.STOPPED
+
+    run(test)
+
+
+def test_result_of_a_late_request_does_not_count() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        await daemon.take()
+        await daemon.work(number=3)
+        (running,) = daemon.running
+        daemon.running = [running | {"result": {"problem": "an old one"}}]
+        assert (await daemon.send(number=2)).status_code == 409
+        await world.settle()
+        assert await world.history("impact-failed") == []
+
+    run(test)
+
+
 # --- a VM on two hosts
 
 

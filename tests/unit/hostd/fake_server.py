@@ -35,6 +35,7 @@ class FakeServer:
         self.results: list[dict[str, Any]] = []
         self.running: list[dict[str, Any]] = []
         self.polls = 0
+        self.numbers: list[int] = []
         self.sessions_ended = 0
         self.refusal: tuple[int, Any] | None = None
         self.inventory_refusal: tuple[int, Any] | None = None
@@ -70,6 +71,7 @@ class FakeServer:
         assert (request.method, request.path) == ("POST", "/api/v1/hosts/host-a/work")
         body = json.loads(request.body)
         assert body.pop("session") == "session-1"
+        self.numbers.append(body["number"])
         if body.get("is_leaving"):
             self.sessions_ended += 1
         if "inventory" in body:

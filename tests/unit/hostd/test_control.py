@@ -85,6 +85,19 @@ async def test_a_clean_stop_ends_the_session() -> None:
 
 
 @in_loop
+async def test_requests_have_growing_numbers() -> None:
+    """A server recognizes one that arrives after a later one."""
+    async with fake_server() as server:
+        daemon = Daemon(server)
+        async with running(daemon):
+            await until(lambda: server.polls)
+            daemon.source.list("web-0", "web-1")
+            await until(lambda: len(server.inventories) == 2)
+        assert len(server.numbers) >= 3, "the last one ends the session"
+        assert server.numbers == list(range(1, len(server.numbers) + 1))
+
+
+@in_loop
 async def test_the_next_server_is_used_when_one_fails() -> None:
     async with fake_server() as first, fake_server() as second:
         daemon = Daemon(first, second)
