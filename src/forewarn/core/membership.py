@@ -70,13 +70,13 @@ def update_members(draft: Draft, command: UpdateMembers) -> None:
 
 
 def merge_reported(scope: Scope, old: Vm | None, vm: Vm) -> Vm:
-    """The VM as its host reports it. One that was deallocated stays that until it is started.
+    """The VM as its host reports it. One that was deallocated stays that until it runs again.
 
     Its update domain is fixed while it has an event.
     """
     if old is None:
         return vm
-    power = old.power if old.power is Power.DEALLOCATED else vm.power
+    power = old.power if vm.power is Power.STOPPED and old.power is Power.DEALLOCATED else vm.power
     is_fixed = any(old.name in event.resources for event in scope.events)
     domain = old.update_domain if is_fixed else vm.update_domain
     return replace(vm, power=power, update_domain=domain)

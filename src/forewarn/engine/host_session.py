@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from forewarn.errors import HostUnreachable
+from forewarn.engine.managed_hosts import ManagedHost
+from forewarn.errors import HostUnreachable, Refused
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.remote import ImpactKey, WorkRequest
 
@@ -32,3 +33,17 @@ class DaemonSession:
             if not call.result.done():
                 call.result.set_exception(problem)
         self.changed.set()
+
+
+def refuse_late(host: str, request: WorkRequest, latest: WorkRequest | ManagedHost | None) -> None:
+    """Refuse a request that a later one of the same daemon has overtaken: that says what is true.
+
+    The daemon does not wait for it any more. It may have sent the later one to another server.
+    """
+    is_same = latest is not None and latest.session == request.session
+    if latest and is_same and 0 < request.number < latest.number:
+        raise Refused(f"a later request of the daemon of {host} has arrived", host=host)
+
+
+def unreachable(host: str) -> HostUnreachable:
+    return HostUnreachable(f"the daemon of {host} is unreachable", host=host)

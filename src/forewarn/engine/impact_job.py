@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from forewarn.core.command import Back, Claim, Finish, Release
 from forewarn.core.event import Impact, ImpactState

@@ -26,7 +26,7 @@ from forewarn.core.fleet import DEFAULT_INSTANCE, Vm
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
-from forewarn.engine.host_session import DaemonSession, HandedOut
+from forewarn.engine.host_session import DaemonSession, HandedOut, refuse_late, unreachable
 from forewarn.engine.inventory import HostInventory
 from forewarn.engine.managed_hosts import HOST_KEY, ManagedHost, ManagedHosts, unless_forgotten
 from forewarn.engine.operations import Operations
@@ -34,14 +34,12 @@ from forewarn.engine.transaction import Transaction
 from forewarn.errors import (
     Error,
     HostTaken,
-    HostUnreachable,
     ImpactFailed,
-    Refused,
     Unavailable,
 )
 from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Platform
 from forewarn.platform.placement import Move, rank_targets
-from forewarn.platform.remote import ImpactKey, RemoteResult, RunningImpact, Work, WorkRequest
+from forewarn.platform.remote import ImpactKey, RunningImpact, Work, WorkRequest
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Lease
 
@@ -104,7 +102,7 @@ class RemoteHosts:
                 )
             return await self.local.run_impact(request)
         if not self._serves(host):
-            raise _unreachable(host)
+            raise unreachable(host)
         may_run_on = {*self.managed.running_on(request.vm.id), request.vm.host} - {host}
         handed_out = dataclasses.replace(
             request,
@@ -119,7 +117,7 @@ class RemoteHosts:
         try:
             result = await call.result
             moved_to = host if host != request.vm.host else ""
-            return dataclasses.replace(result, host=result.host or moved_to)
+            return replace(result, host=result.host or moved_to)
         finally:
             if session.calls.get(key) is call:
                 del session.calls[key]
@@ -178,7 +176,7 @@ class RemoteHosts:
         of the daemon ends that: each of them says everything.
         """
         session = await self._connect(host, request)
-        _refuse_late(host, request, session.latest)
+        refuse_late(host, request, session.latest)
         session.latest = request
         session.changed.set()
         problems, is_merged = await self._merge(host, request, by)
@@ -293,9 +291,9 @@ class RemoteHosts:
         else:
             known = (host, *call.request.targets, *call.request.may_run_on)
             place = result.host if result.host in known else ""  # never one that it only claims
-            call.result.set_result(ImpactResult(place, result.detail, result.is_back))
+            call.result.set_result(replace(result, host=place))
 
-    async def _end_boot(self, host: str, each: RunningImpact, result: RemoteResult) -> None:
+    async def _end_boot(self, host: str, each: RunningImpact, result: ImpactResult) -> None:
         """The VM that an impact has restarted may be back."""
         impact, is_back = self._find_impact(host, each.key), result.is_back and not result.problem
         if impact and (impact.state, impact.tries, is_back) == (BOOTING, each.tries, True):
@@ -365,7 +363,7 @@ class RemoteHosts:
                     f" {SILENT.total_seconds():g} seconds after its last request",
                     since=known.since,
                 )
-            _refuse_late(host, request, known)
+            refuse_late(host, request, known)
             old = known or ManagedHost(host, session_id, "", transaction.now)
             new = change(replace(old, session=session_id, server=self._server()))
             if (old.server, old.session) != (new.server, new.session):
@@ -386,7 +384,7 @@ class RemoteHosts:
         """The daemon is lost, or served by another server: its impacts are released."""
         session = self._sessions.pop(host, None)
         if session:
-            session.end(_unreachable(host))
+            session.end(unreachable(host))
         if not self._sessions:
             self._connected.clear()
 
@@ -401,17 +399,3 @@ class RemoteHosts:
     def _on_scope(self, published: PublishedScope) -> None:
         for session in self._waiting.get(published.scope.name, ()):
             session.changed.set()
-
-
-def _refuse_late(host: str, request: WorkRequest, latest: WorkRequest | ManagedHost | None) -> None:
-    """Refuse a request that a later one of the same daemon has overtaken: that says what is true.
-
-    The daemon does not wait for it any more. It may have sent the later one to another server.
-    """
-    is_same = latest is not None and latest.session == request.session
-    if latest and is_same and 0 < request.number < latest.number:
-        raise Refused(f"a later request of the daemon of {host} has arrived", host=host)
-
-
-def _unreachable(host: str) -> HostUnreachable:
-    return HostUnreachable(f"the daemon of {host} is unreachable", host=host)

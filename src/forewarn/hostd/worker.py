@@ -20,12 +20,13 @@ from forewarn.platform.base import (
     DETAIL_LENGTH_MAX,
     BackWatcher,
     ImpactRequest,
+    ImpactResult,
     Platform,
     Recoverer,
     Sleeper,
     run_platform_call,
 )
-from forewarn.platform.remote import ImpactKey, RemoteResult, RunningImpact, Work
+from forewarn.platform.remote import ImpactKey, RunningImpact, Work
 
 SHORTAGE_MAX = timedelta(days=1)
 RECOVER_AGAIN_SECONDS = 60.0
@@ -51,7 +52,7 @@ class StartedImpact:
     request: ImpactRequest
     tries: int
     task: asyncio.Task[None]
-    result: RemoteResult | None = None
+    result: ImpactResult | None = None
 
 
 class ImpactRunner:
@@ -191,18 +192,17 @@ class ImpactRunner:
             again = functools.partial(self._begun.setdefault, key, may_start)
             asyncio.get_running_loop().call_later(RECOVER_AGAIN_SECONDS, again)
 
-    async def _run(self, request: ImpactRequest) -> RemoteResult:
+    async def _run(self, request: ImpactRequest) -> ImpactResult:
         def warn(problem: str) -> None:
             log.warning("platform call not started", vm=request.vm.name, problem=problem)
 
         platform, clock = self._platform, self._clock
-        done = await run_platform_call(
+        return await run_platform_call(
             lambda: platform.run_impact(request), clock, SHORTAGE_MAX, warn
         )
-        return RemoteResult(**dataclasses.asdict(done))
 
     async def _watch(
-        self, impact: StartedImpact, result: RemoteResult, platform: BackWatcher
+        self, impact: StartedImpact, result: ImpactResult, platform: BackWatcher
     ) -> None:
         vm = impact.request.vm
         vm = replace(vm, host=result.host or vm.host)

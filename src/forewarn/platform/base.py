@@ -4,9 +4,12 @@ import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol, runtime_checkable
+
+import msgspec
+from msgspec.structs import replace
 
 from forewarn.core.event import UNKNOWN_SECONDS, Cause, EventType, Impact, is_move
 from forewarn.core.fleet import Scope, Vm
@@ -55,8 +58,7 @@ def make_request(scope: Scope, impact: Impact) -> ImpactRequest | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ImpactResult:
+class ImpactResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """How an impact ended. A platform raises a problem; `run_platform_call` puts it in here.
 
     `host` is where the VM runs now, empty if it did not move. `detail` is for the history.

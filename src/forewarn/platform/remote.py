@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from forewarn.core.fleet import ScopeKind
-from forewarn.fleetfile.schema import Address, Domain, Mac, Name, NameOrNothing, VmId
-from forewarn.platform.base import ImpactRequest
+from forewarn.fleetfile.schema import Address, Domain, Mac, Name, VmId
+from forewarn.platform.base import ImpactRequest, ImpactResult
 
 VMS_MAX = 2000
 SessionId = Annotated[
@@ -22,24 +22,13 @@ ImpactKey = tuple[str, str]
 """The id of the event and the name of the VM."""
 
 
-class RemoteResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How an impact ended. `problem` is empty on success; then `host` and `is_back` are as in
-    `ImpactResult`. `detail` is for the history.
-    """
-
-    problem: str = ""
-    detail: str = ""
-    host: NameOrNothing = ""
-    is_back: bool = True
-
-
 class RunningImpact(msgspec.Struct, frozen=True, omit_defaults=True):
     """An impact that a daemon carries out, or has the result of."""
 
     event_id: str
     vm: str
     tries: int
-    result: RemoteResult | None = None
+    result: ImpactResult | None = None
 
     @property
     def key(self) -> ImpactKey:

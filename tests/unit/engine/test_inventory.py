@@ -105,8 +105,9 @@ def test_power_follows_and_is_in_the_history() -> None:
     run(test)
 
 
-def test_deallocated_vm_stays_deallocated_until_it_is_restarted() -> None:
-    """Its domain is still defined; a late report must not bring it back either."""
+@pytest.mark.parametrize("by", ["forewarn", "libvirt"])
+def test_deallocated_vm_stays_deallocated_until_it_is_started(by: str) -> None:
+    """Its domain is still defined, so it is reported; a late report must not bring it back."""
 
     async def test(world: World) -> None:
         daemon = await world.daemon("host-a", reported("web-0"))
@@ -116,11 +117,18 @@ def test_deallocated_vm_stays_deallocated_until_it_is_restarted() -> None:
         await operations.approve(placed.event.id, by="ann")
         await world.settle()
         assert await daemon.finish(await daemon.take())
-        for power in ("running", "stopped"):
-            await daemon.report(reported("web-0", power=power))
-            assert world.servers[1].vm("web-0").power is Power.DEALLOCATED
-        await world.restart("web-0")
-        assert await daemon.finish(await daemon.take())
+        off, on = ({"vms": [reported("web-0", power=power)]} for power in ("stopped", "running"))
+        await daemon.work(number=2, inventory=off)
+        assert (await daemon.send(number=1, inventory=on)).status_code == 409
+        await world.settle()
+        assert world.servers[1].vm("web-0").power is Power.DEALLOCATED
+        if by == "forewarn":
+            await world.restart("web-0")
+            assert await daemon.finish(await daemon.take())
+        else:
+            await daemon.report(reported("web-0"))
+            (update,) = [e for e in await world.history("updated") if e.vm]
+            assert (update.vm, update.detail) == ("web-0", "deallocated to running")
         assert world.servers[1].vm("web-0").power is Power.RUNNING
 
     run(test)

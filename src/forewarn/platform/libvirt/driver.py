@@ -16,11 +16,12 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import libvirt
+from msgspec.structs import replace
 
 from forewarn.core.event import DURATION_SECONDS, Cause, EventType
 from forewarn.core.fleet import Vm
