@@ -185,8 +185,8 @@ class ImpactRunner:
         if before:
             await asyncio.wait(before)
         try:
-            await platform.recover(self._host, event_id, vm, may_start=may_start)
-            log.info("VM recovered from an event that is over", vm=vm, event=event_id)
+            result = await platform.recover(self._host, event_id, vm, may_start=may_start)
+            log.info("VM of an event that is over", vm=vm, event=event_id, result=result)
         except Exception as error:  # its target does not answer, say
             log.warning("VM not recovered; trying again", vm=vm, problem=str(error))
             again = functools.partial(self._begun.setdefault, key, may_start)

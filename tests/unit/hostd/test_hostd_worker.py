@@ -2,9 +2,11 @@
 
 import asyncio
 import errno
+import logging
 from typing import Any
 
 import msgspec
+import pytest
 
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
@@ -319,15 +321,17 @@ class LeftBehind(FakePlatform):
             raise ImpactFailed("libvirt is busy")
         return [(guid(1), "web-0")]
 
-    async def recover(self, host: str, event_id: str, vm: str, *, may_start: bool) -> None:
+    async def recover(self, host: str, event_id: str, vm: str, *, may_start: bool) -> str:
         self.recovered.append((host, event_id, vm, may_start))
         await self.go.wait()
+        return "the VM is off and stays off"
 
 
 @in_loop
-async def test_vm_of_an_event_that_is_over_is_recovered() -> None:
+async def test_vm_of_an_event_that_is_over_is_recovered(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody else would resume it. Its next impact waits, so that both do not act on it."""
     platform = LeftBehind()
+    caplog.set_level(logging.INFO, "forewarn")
     async with fake_server() as server:
         server.cancelled.append((guid(1), "web-0"))
         async with running(Daemon(server, platform=platform)):
@@ -338,6 +342,12 @@ async def test_vm_of_an_event_that_is_over_is_recovered() -> None:
             platform.go.set()
             await until(lambda: platform.started)
         assert platform.recovered == [("host-a", guid(1), "web-0", False)]
+        (line,) = [each for each in caplog.records if each.msg == "VM of an event that is over"]
+        assert line.__dict__["facts"] == {
+            "vm": "web-0",
+            "event": guid(1),
+            "result": "the VM is off and stays off",
+        }
 
 
 @in_loop

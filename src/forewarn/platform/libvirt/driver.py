@@ -119,14 +119,20 @@ class LibvirtPlatform:
 
         return await self.libvirts.ask(host, look)
 
-    async def recover(self, host: str, event_id: str, vm: str, *, may_start: bool) -> None:
+    async def recover(self, host: str, event_id: str, vm: str, *, may_start: bool) -> str:
         kind, cause = EventType.REBOOT, Cause.RESTART
         request = ImpactRequest(event_id, "", Vm(name=vm, host=host), kind, cause, tries=2)
         for domain in (await self.targets.find(request))[:1]:
             if domain.host == host and await self._has_begun(request, domain):
                 state = await domain.state()
-                end = marker.resume if state == SUSPENDED_BY_USER else marker.unmark
-                await domain.do(marker.start if may_start and state[0] in OFF else end)
+                if state == SUSPENDED_BY_USER:
+                    await domain.do(marker.resume)
+                    return f"the VM was suspended: resumed; {await self._set_clock(domain)}"
+                is_off = state[0] in OFF
+                await domain.do(marker.start if may_start and is_off else marker.unmark)
+                if is_off:
+                    return "the VM was off: started" if may_start else "the VM is off and stays off"
+        return "nothing was left to do"
 
     async def _freeze(self, request: ImpactRequest, domain: Domain) -> str:
         state, reason = await domain.state()
@@ -178,6 +184,7 @@ class LibvirtPlatform:
         def resume_at_last() -> None:
             has_ended.wait(LAST_CALL_SECONDS)
             marker.resume(domain.handle)
+            domain.handle.setTime(None, libvirt.VIR_DOMAIN_TIME_SYNC)
 
         try:
             await domain.do(suspend_or_give_up)

@@ -217,11 +217,14 @@ def test_suspend_after_a_timeout_is_undone(world: LibvirtWorld, how: str) -> Non
 
 
 def test_a_freeze_that_is_cancelled_resumes_the_vm(world: LibvirtWorld) -> None:
-    """The service is stopped, or another server has taken over: the VM must not stay frozen."""
+    """The service is stopped, or another server has taken over: the VM must not stay frozen.
+
+    Its clock is set after that.
+    """
     awake = threading.Event()
 
-    def resume(handle: Any) -> None:
-        handle.resume()
+    def set_clock(handle: Any) -> None:
+        assert world.state() == RUNNING
         awake.set()
 
     class Endless:
@@ -232,7 +235,7 @@ def test_a_freeze_that_is_cancelled_resumes_the_vm(world: LibvirtWorld) -> None:
             await asyncio.Event().wait()
 
     async def main() -> None:
-        host = Host(world.on("host-a"), resume=resume)
+        host = Host(world.on("host-a"), setTime=set_clock)
         platform = world.platform(connect=lambda uri: host, clock=Endless())
         work = asyncio.create_task(platform.run_impact(order(EventType.FREEZE)))
         await frozen.wait()

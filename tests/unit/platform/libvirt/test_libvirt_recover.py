@@ -33,9 +33,9 @@ def world(tmp_path: Path) -> LibvirtWorld:
     return world
 
 
-def recover(world: LibvirtWorld, connect: Any = None, *, may_start: bool = True) -> None:
+def recover(world: LibvirtWorld, connect: Any = None, *, may_start: bool = True) -> str:
     platform = world.platform(connect)
-    asyncio.run(platform.recover("host-a", EVENT, "web-0", may_start=may_start))
+    return asyncio.run(platform.recover("host-a", EVENT, "web-0", may_start=may_start))
 
 
 def begun(world: LibvirtWorld, host: str = "host-a") -> list[tuple[str, str]]:
@@ -56,10 +56,22 @@ def test_marked_domains_of_a_host_are_listed(world: LibvirtWorld) -> None:
 def test_suspended_vm_is_resumed(world: LibvirtWorld) -> None:
     suspend(world.web, EVENT)
 
-    recover(world)
+    assert recover(world) == "the VM was suspended: resumed; the guest agent set its clock"
 
     assert world.state() == RUNNING
     assert begun(world) == []
+    assert recover(world) == "nothing was left to do"
+
+
+def test_clock_of_a_resumed_vm_is_set(world: LibvirtWorld) -> None:
+    """It stood still, as in a Freeze that ends in time."""
+    suspend(world.web, EVENT)
+    host = Host(world.on("host-a"), setTime=lambda handle: 0)
+
+    done = recover(world, lambda uri: host)
+
+    assert done == "the VM was suspended: resumed; the guest agent set its clock"
+    assert host.calls.index("resume") < host.calls.index("setTime")
 
 
 @pytest.mark.parametrize("marker", [(EVENT,), (EVENT, "host-a", "host-b")])
@@ -69,7 +81,7 @@ def test_stopped_vm_is_started(world: LibvirtWorld, marker: tuple[str, ...]) -> 
     world.on("host-b").defineXML(world.web.XMLDesc())
     world.web.destroy()
 
-    recover(world)
+    assert recover(world) == "the VM was off: started"
 
     assert (world.state(), world.names_on("host-b")) == (RUNNING, [] if marker[1:] else ["web-0"])
     assert begun(world) == []
@@ -81,7 +93,7 @@ def test_vm_that_somebody_may_have_started_elsewhere_is_not_started(world: Libvi
     world.on("host-b").defineXML(world.web.XMLDesc()).create()
     world.web.destroy()
 
-    recover(world, may_start=False)
+    assert recover(world, may_start=False) == "the VM is off and stays off"
 
     assert (world.state(), world.state("host-b")) == (OFF, RUNNING)
     assert begun(world) == []
