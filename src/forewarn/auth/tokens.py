@@ -49,7 +49,8 @@ class Role(StrEnum):
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`digest` is the SHA-256 of the secret; `host` is that of a host daemon's token.
+    """`digest` is the SHA-256 of the secret; `host` is that of a host daemon's token, and `scopes`
+    are those that it may place VMs in: any if there are none.
 
     256 random bits cannot be brute-forced, so a fast hash is enough. A host daemon signs with the
     digest, in hexadecimal, which of its VMs sends a request.
@@ -61,6 +62,7 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     created_at: datetime
     expires_at: datetime | None = None
     host: str = ""
+    scopes: tuple[str, ...] = ()
 
     def is_valid(self, now: datetime) -> bool:
         return self.expires_at is None or now < self.expires_at
@@ -129,6 +131,7 @@ class Tokens:
         by: str,
         expires_in: timedelta | None = None,
         host: str = "",
+        scopes: tuple[str, ...] = (),
     ) -> tuple[Token, str]:
         """A new token, and its text, which is never available again.
 
@@ -136,7 +139,9 @@ class Tokens:
         """
         assert SECRET.fullmatch(secret)
         now = self._engine.clock.now()
-        token = make_token(name, role, hash_secret(secret), now, expires_in, host)
+        expires_at = None if expires_in is None else now + expires_in
+        token = Token(name, role, hash_secret(secret), now, expires_at, host, scopes)
+        check_token(token)
 
         def decide(transaction: Transaction) -> None:
             known = transaction.get(TOKEN_KEY.format(name))
@@ -215,12 +220,12 @@ class Tokens:
         return [token.name for token in tokens], text
 
 
-def make_token(
-    name: str, role: Role, digest: str, now: datetime, expires_in: timedelta | None, host: str
-) -> Token:
-    """A new token; Invalid if it cannot be used."""
+def check_token(token: Token) -> None:
+    """Invalid if a new token cannot be used."""
+    name, role, host = token.name, token.role, token.host
     if not NAME.fullmatch(name):
         raise Invalid(f"name: expected 1 to 63 of a-z, 0-9 and -, got {name[:80]!r}", field="name")
+    expires_in = token.expires_at and token.expires_at - token.created_at
     if expires_in is not None and not timedelta(0) < expires_in <= EXPIRY_MAX:
         raise Invalid(
             f"expires: expected at most {EXPIRY_MAX.days} days from now, got {expires_in}",
@@ -232,7 +237,9 @@ def make_token(
             f" got role {role} with {f'host {host}' if host else 'no host'}",
             field="host",
         )
-    return Token(name, role, digest, now, None if expires_in is None else now + expires_in, host)
+    if token.scopes and role is not Role.HOST:
+        scopes = ", ".join(token.scopes)
+        raise Invalid(f"scopes: expected none for the role {role}, got {scopes}", field="scopes")
 
 
 def _valid_admins(tokens: list[Token], now: datetime) -> list[Token]:

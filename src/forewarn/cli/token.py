@@ -29,12 +29,15 @@ RoleOption = Annotated[Literal["viewer", "operator", "admin", "host"], typer.Opt
     case_sensitive=False)]
 HostOption = Annotated[str | None, typer.Option(
     "--host", help="With the role host: the host that the daemon runs on.", metavar="HOST")]
+Scopes = Annotated[list[str] | None, typer.Option(
+    "--scope", help="With the role host: place VMs only in this scope or in one of their own;"
+    " may be repeated.", metavar="SCOPE")]
 Expires = Annotated[str | None, typer.Option(
     help="Expire after this time, such as 90d or 12h.", metavar="DURATION")]
 Store = Annotated[str | None, typer.Option(
     help="Work on this store, as in `serve --store`, not on a service.", metavar="URL")]
 # fmt: on
-COLUMNS = ("name", "role", "created_at", "expires_at", "is_expired", "host")
+COLUMNS = ("name", "role", "created_at", "expires_at", "is_expired", "host", "scopes")
 BY = "command line"
 
 app = typer.Typer(
@@ -50,6 +53,7 @@ def create(
     *,
     role: RoleOption,
     host: HostOption = None,
+    scope: Scopes = None,
     expires: Expires = None,
     store: Store = None,
     as_json: Json = False,
@@ -60,7 +64,7 @@ def create(
 
     Example: forewarn token create ann --role operator --expires 90d
     """
-    body = {"name": name, "role": role, "host": host, "expires": expires}
+    body = {"name": name, "role": role, "host": host, "scopes": scope or [], "expires": expires}
     if store is None:
         response = connect(context).post("tokens", body=body)
     else:
@@ -103,7 +107,7 @@ def _run_on(context: typer.Context, store: str, work: Work[T], *, may_create: bo
     return run_on_store("token --store", store, work, read_config(context, Config).config)
 
 
-async def _create(service: "Service", body: Mapping[str, str | None]) -> Any:
+async def _create(service: "Service", body: Mapping[str, Any]) -> Any:
     """As the API does it."""
     from msgspec import to_builtins
 

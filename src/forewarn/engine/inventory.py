@@ -5,7 +5,7 @@ and to no others, so that the work grows with the host and not with the fleet.
 """
 
 import ipaddress
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -30,11 +30,17 @@ EMPTY_SCOPES_MAX = 1000
 class HostInventory:
     """One report of a host. `problems` name the VMs that do not fit into the fleet.
 
-    What is known of such a VM stays as it is.
+    What is known of such a VM stays as it is. New ones may be placed in these `scopes`, or in any
+    if there are none.
     """
 
     def __init__(
-        self, engine: Engine, managed: ManagedHosts, host: str, vms: Iterable[dict[str, Any]]
+        self,
+        engine: Engine,
+        managed: ManagedHosts,
+        host: str,
+        vms: Iterable[dict[str, Any]],
+        scopes: Collection[str] = (),
     ) -> None:
         self._engine = engine
         self._managed = managed
@@ -42,7 +48,7 @@ class HostInventory:
         self._refused_ids: set[str] = set()
         self.problems: list[str] = []
         self._domains = {each.id: each for each in self._parse(vms)}
-        self._refuse_new_scopes()
+        self._refuse_scopes(scopes)
         self.vms = {
             vm_id: HostedVm(domain.memory_bytes, domain.is_active)
             for vm_id, domain in self._domains.items()
@@ -60,19 +66,41 @@ class HostInventory:
             is_active = fields.pop("power") == Power.RUNNING
             yield DiscoveredVm(**fields, host=self._host, is_active=is_active)
 
-    def _refuse_new_scopes(self) -> None:
-        """Scopes stay when they are empty, so a report creates none if there are too many."""
+    def _refuse_scopes(self, scopes: Collection[str]) -> None:
+        """Refuse VMs outside of these scopes, if there are any, and too many new scopes.
+
+        Scopes stay when they are empty.
+        """
         board = self._engine.board
-        if len(board.scopes) - len(board.vms) < EMPTY_SCOPES_MAX:
-            return
-        domains = list(self._domains.values())
-        for domain in [each for each in domains if each.scope and each.scope not in board.scopes]:
+        is_full = len(board.scopes) - len(board.vms) >= EMPTY_SCOPES_MAX
+        for domain in list(self._domains.values()):
+            other = self._find_scope(domain) if scopes else ""
+            if other and other not in scopes:
+                problem = (
+                    f"the token of {self._host} is not for the scope {other!r}; expected"
+                    f" {', '.join(scopes)}, or a scope of its own"
+                )
+            elif is_full and domain.scope and domain.scope not in board.scopes:
+                problem = (
+                    f"{EMPTY_SCOPES_MAX} scopes have no VM; expected a scope that exists,"
+                    f" got {domain.scope!r}"
+                )
+            else:
+                continue
             del self._domains[domain.id]
             self._refused_ids.add(domain.id)
-            self.problems.append(
-                f"VM {domain.name!r}: {EMPTY_SCOPES_MAX} scopes have no VM; expected a scope that"
-                f" exists, got {domain.scope!r}"
-            )
+            self.problems.append(f"VM {domain.name!r}: {problem}")
+
+    def _find_scope(self, domain: DiscoveredVm) -> str:
+        """The scope that a VM would be in; empty if it is its own, or if it is there already."""
+        board = self._engine.board
+        name = board.ids.get(domain.id, domain.name)
+        if name not in board.vms:
+            return domain.scope
+        home = board.vms[name].scope
+        is_there = home.kind is ScopeKind.VM or name in board.hosts.get(self._host, ())
+        is_new = domain.scope not in ("", home.name)
+        return domain.scope if is_new else "" if is_there else home.name
 
     def plan(self) -> Commands:
         """The commands that bring the fleet up to date, those that free a VM first.

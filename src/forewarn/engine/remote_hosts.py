@@ -14,7 +14,7 @@ In the last three, its impacts are released: they wait for the daemon and fail n
 import asyncio
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 
 from msgspec.structs import replace
@@ -169,8 +169,10 @@ class RemoteHosts:
 
     # --- what a daemon asks for
 
-    async def work(self, host: str, request: WorkRequest, *, by: str) -> Work:
-        """Take what the daemon has, and return what is new for it.
+    async def work(
+        self, host: str, request: WorkRequest, *, by: str, scopes: Collection[str] = ()
+    ) -> Work:
+        """Take what the daemon has, with VMs in these scopes, and return what is new for it.
 
         With `wait` as soon as there is something, or nothing after a few seconds. A later request
         of the daemon ends that: each of them says everything.
@@ -179,7 +181,7 @@ class RemoteHosts:
         refuse_late(host, request, session.latest)
         session.latest = request
         session.changed.set()
-        problems, is_merged = await self._merge(host, request, by)
+        problems, is_merged = await self._merge(host, request, by, scopes)
         for each in request.running:
             await self._take_result(host, session, each)
         if request.is_leaving:
@@ -249,7 +251,7 @@ class RemoteHosts:
         return impact if self.managed.acting_host(vm, moves=moves) == host else None
 
     async def _merge(
-        self, host: str, request: WorkRequest, by: str
+        self, host: str, request: WorkRequest, by: str, scopes: Collection[str]
     ) -> tuple[tuple[str, ...], bool]:
         """Merge the VMs of a host into the fleet.
 
@@ -259,7 +261,7 @@ class RemoteHosts:
         report = request.inventory
         if report is None:
             return (), True
-        inventory = HostInventory(self._engine, self.managed, host, report.vms)
+        inventory = HostInventory(self._engine, self.managed, host, report.vms, scopes)
 
         def describe(record: ManagedHost) -> ManagedHost:
             return replace(record, memory_bytes=report.memory_bytes, vms=inventory.vms)

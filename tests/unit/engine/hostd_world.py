@@ -209,6 +209,14 @@ class World:
         await daemon.report(*vms)
         return daemon
 
+    async def limit_token(self, host: str, *scopes: str) -> None:
+        tokens = self.servers[0].service.tokens
+        await tokens.revoke(host, by="test")
+        await tokens.create(
+            host, Role.HOST, secret=self.secret, by="test", host=host, scopes=scopes
+        )
+        await self.settle()
+
     async def settle(self) -> None:
         for _ in range(SETTLE_TURNS):
             await asyncio.sleep(0)

@@ -25,6 +25,10 @@ scopes:
       - {name: web-0, host: host-a, update_domain: 3, instance: {location: here}}
       - {name: web-9, host: host-z, update_domain: 4}
 """
+NO_ID = b"""
+scopes:
+  - {name: old, kind: availability-set, vms: [{name: old-0, host: host-z}]}
+"""
 
 
 def shape(world: World) -> dict[str, list[str]]:
@@ -205,6 +209,62 @@ def test_host_cannot_create_scopes_without_a_limit() -> None:
         assert problems == ["VM 'c': 1000 scopes have no VM; expected a scope that exists, got 'u'"]
         scopes = world.servers[1].board.scopes
         assert ("t" in scopes, "u" in scopes, "own" in scopes) == (True, False, False)
+
+    run(test)
+
+
+# --- a token that is limited to scopes
+
+
+def test_token_limited_to_scopes_places_vms_only_there() -> None:
+    """Whoever is in a scope reads and approves its events. VMs without a scope harm no other."""
+
+    async def test(world: World) -> None:
+        await world.servers[0].operations.apply(parse(NO_ID, "fleet"), by="test")
+        await world.limit_token("host-a", "cache", "web")
+        db = reported("db-1", scope="db", power="stopped")
+        await world.daemon("host-b", reported("db-0", scope="db"), db)
+        daemon = await world.daemon("host-a", reported("web-0", scope="web"))
+        problems = await daemon.report(
+            reported("web-0", scope="web"),
+            reported("solo"),
+            reported("spy", scope="db"),
+            {**reported("spy2", scope="lab"), "kind": "scale-set"},
+            reported("db-1"),
+            reported("old-0"),
+        )
+        expected = "expected cache, web, or a scope of its own"
+        assert problems == [
+            f"VM 'spy': the token of host-a is not for the scope 'db'; {expected}",
+            f"VM 'spy2': the token of host-a is not for the scope 'lab'; {expected}",
+            f"VM 'db-1': the token of host-a is not for the scope 'db'; {expected}",
+            f"VM 'old-0': the token of host-a is not for the scope 'old'; {expected}",
+        ]
+        assert shape(world) == {
+            "db": ["db-0@host-b", "db-1@host-b"],
+            "old": ["old-0@host-z"],
+            "web": ["web-0@host-a"],
+            "solo": ["solo@host-a"],
+        }
+
+    run(test)
+
+
+def test_limited_token_leaves_the_vms_of_its_host_where_they_are() -> None:
+    """A fleet file, a redeploy or an earlier token has put them there. It cannot move them on."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("db-0", scope="db"))
+        await world.daemon("host-b", reported("own"))
+        await world.pass_time(16 * SECOND, daemon)
+        await world.limit_token("host-a", "web")
+        off = reported("db-0", scope="db", power="stopped")
+        assert await daemon.report(off, reported("own")) == []
+        assert shape(world) == {"db": ["db-0@host-a"], "own": ["own@host-a"]}
+        assert world.servers[1].vm("db-0").power is Power.STOPPED
+        (problem,) = await daemon.report(reported("db-0", scope="lab"), reported("own"))
+        assert "not for the scope 'lab'" in problem
+        assert shape(world) == {"db": ["db-0@host-a"], "own": ["own@host-a"]}
 
     run(test)
 

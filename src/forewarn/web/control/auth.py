@@ -27,13 +27,14 @@ class Principal(NamedTuple):
     """Who sends a request, as the history names them, and their role.
 
     `identity` differs between two tokens that had the same name one after the other. `host` is the
-    one that a host daemon acts for.
+    one that a host daemon acts for, `scopes` those that it may place VMs in.
     """
 
     name: str
     role: Role
     identity: str
     host: str = ""
+    scopes: tuple[str, ...] = ()
 
     def require(self, role: Role) -> None:
         if not self.role.covers(role):
@@ -89,7 +90,8 @@ class Authenticator:
 
     def principal(self, token: Token | None) -> Principal:
         if token is not None:
-            return Principal(f"token {token.name}", token.role, token.digest, token.host)
+            name, scopes = f"token {token.name}", token.scopes
+            return Principal(name, token.role, token.digest, token.host, scopes)
         if self.is_required:
             raise Unauthorized(f"this request needs a token; {EXPECTED}")
         return LOCAL_OPERATOR

@@ -31,4 +31,5 @@ class HostDaemonController(Controller):
                 f"{call.by} is for the host {call.principal.host}, not for {host[:80]!r}",
                 host=host[:80],
             )
-        return await call.service.hosts.work(host, data, by=call.by)
+        scopes = call.principal.scopes
+        return await call.service.hosts.work(host, data, by=call.by, scopes=scopes)

@@ -19,12 +19,14 @@ from forewarn.web.control.views import view
 from forewarn.web.service import Service
 
 SECRET_BYTES = 32
+SCOPES_MAX = 1000
 
 
 class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name, role and lifetime (`30d`, `12h`, null for no end) of a token.
 
-    `host` is for the role `host`: the only host that its daemon may act for.
+    `host` is for the role `host`: the only host that its daemon may act for. With `scopes`, it may
+    place VMs in these only, or in a scope of their own.
     """
 
     name: Annotated[str, msgspec.Meta(description="1 to 63 of a-z, 0-9 and -")]
@@ -33,6 +35,7 @@ class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str | None, msgspec.Meta(description="a duration such as 90d or 12h; null for never")
     ] = None
     host: schema.Name | None = None
+    scopes: Annotated[tuple[schema.Name, ...], msgspec.Meta(max_length=SCOPES_MAX)] = ()
 
 
 class TokenView(msgspec.Struct, frozen=True):
@@ -44,6 +47,7 @@ class TokenView(msgspec.Struct, frozen=True):
     expires_at: datetime | None
     is_expired: bool
     host: str
+    scopes: tuple[str, ...]
 
 
 class CreatedToken(msgspec.Struct, frozen=True):
@@ -99,6 +103,7 @@ async def create_token(service: Service, new: NewToken, *, by: str) -> CreatedTo
         by=by,
         expires_in=expires_in,
         host=new.host or "",
+        scopes=tuple(sorted({*new.scopes})),
     )
     return CreatedToken(token_view(service, token), text)
 

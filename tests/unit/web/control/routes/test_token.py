@@ -303,6 +303,11 @@ def test_revoked_token_is_rejected_at_once() -> None:
             ),
         ),
         (
+            {"name": "ci", "role": "admin", "scopes": ["web"]},
+            400,
+            "scopes: expected none for the role admin, got web",
+        ),
+        (
             {"name": "kvm-1", "role": "host", "host": "../host-a"},
             400,
             "body.host: expected a name of 1 to 128 letters",
@@ -325,7 +330,7 @@ def test_revoked_token_is_rejected_at_once() -> None:
         ({"name": "root", "role": "viewer"}, 409, "token 'root' already exists"),
     ],
 )
-def test_invalid_token_request_is_rejected(body: dict[str, str], status: int, message: str) -> None:
+def test_invalid_token_request_is_rejected(body: dict[str, Any], status: int, message: str) -> None:
     """The name stands in keys, logs and the token itself; a second one of a name would hide the
     first.
     """
