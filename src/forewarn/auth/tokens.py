@@ -225,8 +225,8 @@ def check_token(token: Token) -> None:
     name, role, host = token.name, token.role, token.host
     if not NAME.fullmatch(name):
         raise Invalid(f"name: expected 1 to 63 of a-z, 0-9 and -, got {name[:80]!r}", field="name")
-    expires_in = token.expires_at and token.expires_at - token.created_at
-    if expires_in is not None and not timedelta(0) < expires_in <= EXPIRY_MAX:
+    expires_in = timedelta(1) if token.expires_at is None else token.expires_at - token.created_at
+    if not timedelta(0) < expires_in <= EXPIRY_MAX:
         raise Invalid(
             f"expires: expected at most {EXPIRY_MAX.days} days from now, got {expires_in}",
             field="expires",

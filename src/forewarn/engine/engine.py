@@ -103,10 +103,10 @@ class Engine(Replica):
 
     @property
     def can_serve(self) -> bool:
-        """Whether the store is being followed and has not refused a commit recently."""
-        return self.is_ready and (
-            self._lost_at is None or self.clock.now() - self._lost_at > UNHEALTHY_FOR
-        )
+        """Whether the store is followed, has refused no commit recently, and the lease is held."""
+        has_lost, lease = self._lost_at, self.server_lease
+        is_healthy = has_lost is None or self.clock.now() - has_lost > UNHEALTHY_FOR
+        return self.is_ready and is_healthy and (lease is None or self.holds(lease))
 
     @property
     def is_clock_off(self) -> bool:
@@ -213,7 +213,7 @@ class Engine(Replica):
 
         The local check alone is not enough: the store compares the lease's record too.
         """
-        if not lease.is_held() or self.is_known_after(lease.key, lease.revision):
+        if not self.holds(lease):
             raise LeaseLost(f"this server has lost the lease {lease.name}")
         transaction.require(lease)
 

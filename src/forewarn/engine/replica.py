@@ -29,7 +29,7 @@ from forewarn.errors import (
     Unavailable,
 )
 from forewarn.log import log
-from forewarn.store.base import Record, Snapshot, Store
+from forewarn.store.base import Lease, Record, Snapshot, Store
 
 T = TypeVar("T")
 
@@ -245,6 +245,10 @@ class Replica:
         """
         known = self.read(key).revision or max(self._deleted.get(key, 0), self.board.revision)
         return known > revision
+
+    def holds(self, lease: Lease) -> bool:
+        """Whether the lease is held, as far as this server knows."""
+        return lease.is_held() and not self.is_known_after(lease.key, lease.revision)
 
     def read(self, key: str) -> Versioned:
         """A cached record as a write must name it: revision 0 if it is absent or deleted."""

@@ -15,7 +15,7 @@ async def check_health() -> Health:
 
 @get("/readyz", tags=["Service"], is_public=True)
 async def check_readiness(call: Call) -> Health:
-    """Responds with 200 while the store is read and followed, else with 503."""
+    """Responds with 200 while the store is followed and this server has its lease, else 503."""
     engine = call.service.engine
     if engine.stale_since is not None:
         since = engine.stale_since.isoformat(timespec="seconds")
@@ -24,7 +24,10 @@ async def check_readiness(call: Call) -> Health:
             since=since,
         )
     if not engine.can_serve:
-        raise Unavailable("the store is not being followed, or rejected the latest commit")
+        raise Unavailable(
+            "the store is not being followed, rejected the latest commit, or this server has no"
+            " lease yet"
+        )
     if engine.is_clock_off:  # its documents are right, so VMs may poll it
         skew = f"{engine.clock_skew_seconds:+.1f} s"
         return Health("ready", f"starts no events: its clock is {skew} from the other servers'")

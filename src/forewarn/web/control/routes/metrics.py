@@ -70,7 +70,8 @@ class ServiceCollector(Collector):
     def _state(self) -> Iterator[Metric]:
         engine, board = self._engine, self._engine.board
         yield _gauge("build_info", "Always 1; the version is a label.", {__version__: 1}, "version")
-        yield _gauge("ready", "1 while the store is read and followed.", engine.can_serve)
+        text = "1 while the store is followed and the server has its lease."
+        yield _gauge("ready", text, engine.can_serve)
         text = "For how long the store has not been followed; 0 while it is."
         yield _gauge("store_stale_seconds", text, engine.stale_seconds)
         yield _gauge("scopes", "Scopes of the fleet.", len(board.scopes))

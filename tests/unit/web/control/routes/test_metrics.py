@@ -182,3 +182,19 @@ def test_readyz_fails_when_the_store_rejects_commits() -> None:
         assert guest.engine.can_serve
 
     run(telling)
+
+
+def test_readyz_fails_until_the_server_has_its_lease_again() -> None:
+    """Without it nothing is announced and no host daemon is served: a balancer avoids it."""
+
+    async def telling(guest: Guest) -> None:
+        guest.engine.is_ready = True
+        lease = guest.engine.server_lease = await guest.engine.store.lease("server/one", 10)
+        assert guest.engine.can_serve
+        lease.end()
+        assert not guest.engine.can_serve
+        assert number(await read(guest), "forewarn_ready") == 0
+        guest.engine.server_lease = await guest.engine.store.lease("server/one-2", 10)
+        assert guest.engine.can_serve
+
+    run(telling)
