@@ -216,11 +216,8 @@ def make_workers(
         impact_limit=timedelta(seconds=config.impact_seconds_max),
         handles=hosts.handles,
     )
-    hosts.local, hosts.get_lease, hosts.on_change = (
-        platform,
-        lambda: impacts.lease,
-        impacts.look_at,
-    )
+    hosts.local, hosts.on_change = platform, impacts.look_at
+    hosts.get_lease = lambda: impacts.lease
     campaigns = CampaignWorker(
         service.engine,
         service.campaigns,

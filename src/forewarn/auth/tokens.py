@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 import msgspec
+from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
 from forewarn.engine.engine import Engine
@@ -139,9 +140,8 @@ class Tokens:
         """
         assert SECRET.fullmatch(secret)
         now = self._engine.clock.now()
-        expires_at = None if expires_in is None else now + expires_in
-        token = Token(name, role, hash_secret(secret), now, expires_at, host, scopes)
-        check_token(token)
+        token = Token(name, role, hash_secret(secret), now, host=host, scopes=scopes)
+        token = check_token(token, expires_in)
 
         def decide(transaction: Transaction) -> None:
             known = transaction.get(TOKEN_KEY.format(name))
@@ -220,13 +220,12 @@ class Tokens:
         return [token.name for token in tokens], text
 
 
-def check_token(token: Token) -> None:
-    """Invalid if a new token cannot be used."""
+def check_token(token: Token, expires_in: timedelta | None) -> Token:
+    """A new token with its end; Invalid if it cannot be used."""
     name, role, host = token.name, token.role, token.host
     if not NAME.fullmatch(name):
         raise Invalid(f"name: expected 1 to 63 of a-z, 0-9 and -, got {name[:80]!r}", field="name")
-    expires_in = timedelta(1) if token.expires_at is None else token.expires_at - token.created_at
-    if not timedelta(0) < expires_in <= EXPIRY_MAX:
+    if expires_in is not None and not timedelta(0) < expires_in <= EXPIRY_MAX:
         raise Invalid(
             f"expires: expected at most {EXPIRY_MAX.days} days from now, got {expires_in}",
             field="expires",
@@ -238,8 +237,9 @@ def check_token(token: Token) -> None:
             field="host",
         )
     if token.scopes and role is not Role.HOST:
-        scopes = ", ".join(token.scopes)
-        raise Invalid(f"scopes: expected none for the role {role}, got {scopes}", field="scopes")
+        names = ", ".join(token.scopes)
+        raise Invalid(f"scopes: expected none for the role {role}, got {names}", field="scopes")
+    return replace(token, expires_at=expires_in and token.created_at + expires_in)
 
 
 def _valid_admins(tokens: list[Token], now: datetime) -> list[Token]:

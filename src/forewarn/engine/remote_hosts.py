@@ -31,12 +31,7 @@ from forewarn.engine.inventory import HostInventory
 from forewarn.engine.managed_hosts import HOST_KEY, ManagedHost, ManagedHosts, unless_forgotten
 from forewarn.engine.operations import Operations
 from forewarn.engine.transaction import Transaction
-from forewarn.errors import (
-    Error,
-    HostTaken,
-    ImpactFailed,
-    Unavailable,
-)
+from forewarn.errors import Error, HostTaken, ImpactFailed, Unavailable
 from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Platform
 from forewarn.platform.placement import Move, rank_targets
 from forewarn.platform.remote import ImpactKey, RunningImpact, Work, WorkRequest
@@ -85,10 +80,8 @@ class RemoteHosts:
         record, session = self.managed.find(host), self._sessions.get(host)
         if record is None:
             return True
-        return session is not None and (record.session, record.server) == (
-            session.latest.session,
-            self._server(),
-        )
+        served = session and (session.latest.session, self._server())
+        return served == (record.session, record.server)
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
         """Let the daemon of the VM's host carry it out; HostUnreachable if it is lost meanwhile."""

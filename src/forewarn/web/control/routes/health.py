@@ -24,10 +24,7 @@ async def check_readiness(call: Call) -> Health:
             since=since,
         )
     if not engine.can_serve:
-        raise Unavailable(
-            "the store is not being followed, rejected the latest commit, or this server has no"
-            " lease yet"
-        )
+        raise Unavailable("the store is not followed or rejected a commit, or the lease is lost")
     if engine.is_clock_off:  # its documents are right, so VMs may poll it
         skew = f"{engine.clock_skew_seconds:+.1f} s"
         return Health("ready", f"starts no events: its clock is {skew} from the other servers'")

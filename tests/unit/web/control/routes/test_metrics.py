@@ -189,7 +189,9 @@ def test_readyz_fails_until_the_server_has_its_lease_again() -> None:
 
     async def telling(guest: Guest) -> None:
         guest.engine.is_ready = True
-        lease = guest.engine.server_lease = await guest.engine.store.lease("server/one", 10)
+        lease = await guest.engine.store.lease("server/one", 10)
+        assert lease is not None
+        guest.engine.server_lease = lease
         assert guest.engine.can_serve
         lease.end()
         assert not guest.engine.can_serve
