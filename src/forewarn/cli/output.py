@@ -139,7 +139,7 @@ def _format(value: object) -> str:
         return "; ".join(
             f"{name.replace('_', ' ')} {_format(part)}" for name, part in value.items()
         )
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return ", ".join(map(_format, value)) or "-"
     if value is None or value == "":
         return "-"

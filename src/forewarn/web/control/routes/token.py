@@ -35,7 +35,7 @@ class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str | None, msgspec.Meta(description="a duration such as 90d or 12h; null for never")
     ] = None
     host: schema.Name | None = None
-    scopes: Annotated[tuple[schema.Name, ...], msgspec.Meta(max_length=SCOPES_MAX)] = ()
+    scopes: Annotated[list[schema.Name], msgspec.Meta(max_length=SCOPES_MAX)] = []
 
 
 class TokenView(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class TokenView(msgspec.Struct, frozen=True):
     expires_at: datetime | None
     is_expired: bool
     host: str
-    scopes: tuple[str, ...]
+    scopes: list[str]
 
 
 class CreatedToken(msgspec.Struct, frozen=True):
@@ -114,4 +114,5 @@ def token_list(service: Service) -> TokenList:
 
 
 def token_view(service: Service, token: Token) -> TokenView:
-    return view(TokenView, token, is_expired=not token.is_valid(service.engine.clock.now()))
+    is_expired = not token.is_valid(service.engine.clock.now())
+    return view(TokenView, token, is_expired=is_expired, scopes=list(token.scopes))
