@@ -85,9 +85,7 @@ class Board:
         self.vm_names: SortedKeys[str] = SortedKeys(self.vms.keys)
         self.known_hosts: SortedKeys[str] = SortedKeys(self.hosts.keys)
         self.event_keys: SortedKeys[tuple[str, str]] = SortedKeys(
-            lambda: (
-                _event_key(event) for one in self.scopes.values() for event in one.scope.events
-            )
+            lambda: (event_key(event) for one in self.scopes.values() for event in one.scope.events)
         )
         self._subscribers: list[Callable[[PublishedScope], None]] = []
         self.declared_hosts: Counter[str] = Counter()
@@ -246,10 +244,10 @@ class Board:
         self.event_counts.update((event.type, event.status) for event in new)
         for event_id in before.keys() - after.keys():
             self.events.pop(event_id, None)
-            self.event_keys.remove(_event_key(before[event_id]))
+            self.event_keys.remove(event_key(before[event_id]))
         for event_id in after.keys() - before.keys():
             self.events[event_id] = published
-            self.event_keys.add(_event_key(after[event_id]))
+            self.event_keys.add(event_key(after[event_id]))
 
     def _remove_vm(self, published: PublishedScope, vm: Vm) -> None:
         if self.vms.get(vm.name) is not published:  # it is shown in another scope already
@@ -359,7 +357,7 @@ class SortedKeys(Sequence[K]):
         return found
 
 
-def _event_key(event: Event) -> tuple[str, str]:
+def event_key(event: Event) -> tuple[str, str]:
     """Sorts events by age. Microseconds have a fixed width, so that text sorts by time."""
     return f"{event.created_at:%Y-%m-%dT%H:%M:%S.%f}", event.id
 

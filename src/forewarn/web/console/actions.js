@@ -1,7 +1,7 @@
 // What an operator can do. Each action says exactly what will happen and when, and asks first.
 
 import { ApiError, get, makePostOnce, path, remove } from "./api.js";
-import { button, field, h } from "./dom.js";
+import { button, field, h, setText } from "./dom.js";
 import { clockTime, count, length } from "./format.js";
 
 export function mayAct(store) {
@@ -78,22 +78,24 @@ export function eventActions(store, event) {
     confirm("Cancel", "cancel", () => `The VMs of ${event.scope} no longer see the event, and nothing is done to ${names}.`, "Canceled."));
 }
 
+/** A paragraph that describes what is chosen in a control. */
+function describing(control, describe) {
+  const text = h("p", {}, describe());
+  control.addEventListener("input", () => setText(text, describe()));
+  return text;
+}
+
 function postpone(event) {
   const minutes = h("input", { type: "number", min: "1", max: "10080", value: "60", required: true, id: "minutes" });
-  const text = h("p", {});
   const later = () => new Date(new Date(event.not_before).getTime() + Number(minutes.value) * 60_000);
-  const describe = () => {
-    text.textContent = minutes.checkValidity()
-      ? `Its earliest start moves from ${clockTime(event.not_before)} to ${clockTime(later())}. It cannot be moved back.`
-      : "Choose 1 to 10,080 minutes.";
-  };
-  minutes.addEventListener("input", describe);
+  const describe = () => (minutes.checkValidity()
+    ? `Its earliest start moves from ${clockTime(event.not_before)} to ${clockTime(later())}. It cannot be moved back.`
+    : "Choose 1 to 10,080 minutes.");
   ask({
     title: `Postpone the ${event.type} of ${event.resources.join(", ")}?`,
     text: async () => {
       event = await get(path`events/${event.id}`);
-      describe();
-      return [field("By how many minutes?", minutes), text];
+      return [field("By how many minutes?", minutes), describing(minutes, describe)];
     },
     label: "Postpone",
     act: (postOnce) => postOnce(path`events/${event.id}/extend`, { not_before: later().toISOString() }),
@@ -109,15 +111,9 @@ const MAINTENANCE = {
 
 function maintain(session, host, whom) {
   const type = h("select", { id: "type" }, Object.keys(MAINTENANCE).map((each) => h("option", {}, each)));
-  const text = h("p", {});
-  const describe = () => {
-    const start = after(session, session.notice_seconds[type.value]);
-    text.textContent = `${whom} ${MAINTENANCE[type.value]}. They are notified now; it starts ${start}, `
-      + "or earlier once approved. Update domains of a scope take turns.";
-  };
-  type.addEventListener("change", describe);
-  describe();
-  return { text: [field("What is done to the VMs?", type), text], body: () => ({ type: type.value }) };
+  const describe = () => `${whom} ${MAINTENANCE[type.value]}. They are notified now; it starts `
+    + `${after(session, session.notice_seconds[type.value])}, or earlier once approved. Update domains of a scope take turns.`;
+  return { text: [field("What is done to the VMs?", type), describing(type, describe)], body: () => ({ type: type.value }) };
 }
 
 const ON_HOST = {

@@ -1,13 +1,14 @@
 // Calls to the control API, and the stream of changes.
 
 const ANSWER_MILLISECONDS_MAX = 30_000;
+const SILENCE_MILLISECONDS_MAX = 32_000; // two heartbeats of the stream, and the way of the second
 export const RETRY_MILLISECONDS = 2000;
 
 export class ApiError extends Error {
   constructor(status, body) {
     super(body?.message ?? `the server answered with status ${status}`);
     this.status = status;
-    this.code = body?.error ?? "";
+    this.facts = body?.facts ?? {};
   }
 }
 
@@ -77,26 +78,56 @@ export async function getAll(list, { limit = 10_000, max = Infinity, query = "" 
   return items;
 }
 
+/** Some items of a list; what does not exist is left out. */
+export async function getSome(list, names) {
+  if (!names.size) return [];
+  const parameter = list === "events" ? "ids" : "names";
+  return (await get(`${list}?${parameter}=${[...names].map(encodeURIComponent)}`))[list];
+}
+
+/** Read the stream until it ends. The server sends messages that are separated by empty lines. */
+async function readStream(number, signal, onMessage) {
+  const response = await fetch(`/api/v1/stream?after=${number}`, { cache: "no-store", signal });
+  if (!response.ok) throw new ApiError(response.status, await response.json().catch(() => null));
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = "", part = await reader.read(); !part.done; part = await reader.read()) {
+    const messages = (rest + part.value).split("\n\n");
+    rest = messages.pop();
+    for (const message of messages) {
+      const fields = message.split("\n").map((line) => line.split(/: (.*)/s));
+      onMessage(Object.fromEntries(fields));
+    }
+  }
+}
+
 /**
- * Follow the history after the entry with this number. The browser reconnects by itself; when it has
- * given up, because the server refused, it is tried again here. Returns a function that reconnects.
+ * Follow the history after the entry with this number, while the page is visible: each browser and
+ * each token may have a few streams only. A stream without a heartbeat is lost, whatever the network
+ * says. `onLost` returns when to try again. Returns a function that reconnects.
  */
-export function follow(number, { onEntry, onOpen, onGap }) {
-  let source = null;
-  const connect = () => {
-    source?.close();
-    const opened = source = new EventSource(`/api/v1/stream?after=${number}`);
-    opened.onopen = () => onOpen(true);
-    opened.onmessage = (message) => {
-      number = message.lastEventId;
-      onEntry(JSON.parse(message.data));
+export function follow(number, { onOpen, onEntry, onGap, onLost }) {
+  let current = null;
+  const connect = async () => {
+    current?.abort();
+    const attempt = current = new AbortController();
+    let silence = null;
+    const take = ({ id, event, data, retry }) => {
+      clearTimeout(silence);
+      silence = setTimeout(() => attempt.abort(), SILENCE_MILLISECONDS_MAX);
+      if (retry) onOpen(); // the first message has it
+      number = id ?? number;
+      if (event === "gap") onGap();
+      else if (data) onEntry(JSON.parse(data));
     };
-    opened.addEventListener("gap", onGap);
-    opened.onerror = () => {
-      onOpen(false);
-      if (opened.readyState === EventSource.CLOSED) setTimeout(() => opened === source && connect(), RETRY_MILLISECONDS);
-    };
+    take({});
+    let error = null;
+    if (!document.hidden) await readStream(number, attempt.signal, take).catch((each) => { error = each; });
+    clearTimeout(silence);
+    if (attempt !== current) return;
+    const wait = onLost(error);
+    if (!document.hidden) setTimeout(() => attempt === current && connect(), wait);
   };
+  document.addEventListener("visibilitychange", connect);
   connect();
   return connect;
 }

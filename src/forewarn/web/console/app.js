@@ -29,10 +29,7 @@ const PARENTS = { vms: "fleet", events: "" };
 for (const view of [...VIEWS.map((each) => each[2]), ...Object.values(DETAILS), NewCampaignView]) {
   customElements.define(`console-${view.name.toLowerCase()}`, view);
 }
-const main = document.querySelector("main");
-const nav = document.querySelector("nav");
-const live = document.querySelector("#live");
-const who = document.querySelector("#who");
+const [main, nav, live, who] = ["main", "nav", "#live", "#who"].map((each) => document.querySelector(each));
 const store = new Store();
 
 function decode(text) {
@@ -73,9 +70,10 @@ function showFrame() {
 }
 
 function showLive() {
-  document.body.className = store.isLive ? "live" : "stale";
-  const since = store.staleSince && clockTime(store.staleSince);
-  setText(live, store.isLive ? "Live" : since ? `Connection lost. Stale since ${since}; trying again…` : "Connecting…");
+  const { isLive, staleSince, crowd } = store;
+  document.body.className = isLive ? "live" : staleSince ? "stale" : "crowded";
+  setText(live, isLive ? "Live" : staleSince ? `Connection lost. Stale since ${clockTime(staleSince)}; trying again…`
+    : `Not live, read every 20 seconds: ${crowd}. Close other tabs or windows of this console.`);
 }
 
 function showSignIn(message = "") {
@@ -88,6 +86,7 @@ function showSignIn(message = "") {
     event.preventDefault();
     try {
       await post("session", { token: token.value.trim() });
+      history.replaceState(null, "");
       await start();
     } catch (error) {
       const isUnknown = error.status === 401;
@@ -111,7 +110,7 @@ async function start() {
   try {
     await store.start();
   } catch (error) {
-    if (error instanceof ApiError && error.status === 401) return showSignIn();
+    if (error instanceof ApiError && error.status === 401) return showSignIn(history.state?.hasEnded ? "Your session has ended. Sign in again." : "");
     main.replaceChildren(h("h1", {}, "Not available"), h("p", { role: "alert" }, explain(error)));
     return setTimeout(start, RETRY_MILLISECONDS);
   }
@@ -126,6 +125,9 @@ async function start() {
 }
 
 store.addEventListener("live", showLive);
-store.addEventListener("signed-out", () => location.reload());
+store.addEventListener("signed-out", () => {
+  history.replaceState({ hasEnded: true }, "");
+  location.reload();
+});
 setInterval(tick, 1000);
 start();

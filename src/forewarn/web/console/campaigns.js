@@ -2,13 +2,11 @@
 
 import { ask, explain, mayAct } from "./actions.js";
 import { get, path, post } from "./api.js";
-import { badge, button, definitions, empty, field, h, keyed, link, name, setText, show, table } from "./dom.js";
+import { badge, button, definitions, empty, field, h, link, name, setText, show, table } from "./dom.js";
 import { clockTime, count, relative } from "./format.js";
 import { View } from "./view.js";
 
 const REFRESH_MILLISECONDS = 5000; // what a host waits for changes without an entry in the history
-const HOSTS_SHOWN_MAX = 60;
-const NEXT_TEXT = "each host starts when its notice has passed or its VMs have approved. The next hosts follow as the limits allow.";
 const BADGES = { running: "impact", paused: "notice", done: "quiet", canceled: "stopped" };
 
 function bar({ hosts }) {
@@ -18,20 +16,19 @@ function bar({ hosts }) {
 
 export class CampaignsView extends View {
   build() {
-    this.rows = table("Campaigns", ["Campaign", "State", "Progress", "Failed", "Started", "Ends"]);
-    this.none = empty("There are no campaigns yet.",
-      "A campaign takes many hosts through maintenance, a few at a time, within the limits of each scope.");
+    this.rows = table("Campaigns", ["Campaign", "State", "Progress", "Failed", "Started", "Ends"], empty(
+      "There are no campaigns yet.",
+      "A campaign takes many hosts through maintenance, a few at a time, within the limits of each scope."));
     const plan = h("a", { class: "button primary", href: "#/campaigns/new" }, "Plan a campaign");
-    this.append(h("div", { class: "head" }, h("h1", {}, "Campaigns"), mayAct(this.store) ? plan : ""), this.none, this.rows.element);
+    this.append(h("div", { class: "head" }, h("h1", {}, "Campaigns"), mayAct(this.store) ? plan : ""),
+      this.rows.none, this.rows.element);
     this.every(REFRESH_MILLISECONDS, () => this.redraw({ campaigns: true }));
   }
 
   async update({ isAll, campaigns }) {
     if (!isAll && !campaigns) return;
     const list = (await get("campaigns?limit=100")).campaigns;
-    this.none.hidden = list.length > 0;
-    this.rows.element.hidden = list.length === 0;
-    keyed(this.rows.body, list, (each) => each.id, (each) => this.rows.row(
+    this.rows.fill(list, (each) => each.id, (each) => this.rows.row(
       [h("a", { href: `#/campaigns/${each.id}` }, name(each.name || each.id)),
         h("small", {}, `${each.type} of ${count(each.hosts.total, "host")}`)],
       "", "", "", clockTime(each.started_at), ""), (row, each) => {
@@ -58,10 +55,11 @@ export class CampaignView extends View {
 
   content(campaign) {
     const { hosts } = campaign;
-    const over = hosts.done + hosts.skipped + hosts.failed;
-    const left = hosts.total - hosts.done - hosts.failed - hosts.in_progress;
-    const waves = Math.floor((campaign.waves * over) / Math.max(hosts.total, 1));
-    const estimate = campaign.estimated_end ? ["probably ", relative(campaign.estimated_end)] : "not known while it is paused";
+    const done = campaign.waves_done;
+    const isCanceled = campaign.state === "canceled";
+    const waves = done === null ? "" : `, ${done} of ${count(campaign.waves, "planned wave")} over`;
+    const estimate = campaign.estimated_end
+      ? ["probably ", relative(campaign.estimated_end), ` (${clockTime(campaign.estimated_end)})`] : "not known while it is paused";
     const waitsFor = campaign.waiting_for || (campaign.state === "paused" ? "somebody to resume the campaign" : "nothing");
     const limit = campaign.max_unavailable === null ? "" : `; at most ${campaign.max_unavailable} VMs of a scope down`;
     const counts = ["done", "in_progress", "waiting", "skipped", "failed"];
@@ -70,9 +68,7 @@ export class CampaignView extends View {
       h("div", { class: "head" }, h("h1", {}, name(campaign.name || campaign.id)), badge(BADGES[campaign.state], campaign.state)),
       this.actions(campaign),
       h("div", { class: "card" },
-        h("p", { class: "answer" },
-          `${hosts.done} of ${count(hosts.total, "host")} done, `, campaign.state === "canceled"
-            ? `${left} canceled` : `about ${waves} of ${count(campaign.waves, "planned wave")}`),
+        h("p", { class: "answer" }, `${hosts.done} of ${count(hosts.total, "host")} done${isCanceled ? "; the others were canceled" : waves}`),
         bar(campaign),
         h("ul", { class: "legend" }, counts.map((each) => h("li", {}, `${hosts[each]} ${each.replace("_", " ")}`))),
         definitions([
@@ -89,18 +85,21 @@ export class CampaignView extends View {
     ];
   }
 
-  /** Hosts with a problem, in progress, and waiting: those that are done need nobody. */
+  /** Hosts with a problem, in progress, waiting, and done, the newest first. */
   hostTable(campaign) {
     const rows = table("Hosts", ["Host", "State", "Details"]);
     const row = (host, kind, state, ...details) => rows.body.append(rows.row(link("hosts", host), badge(kind, state), details));
-    for (const { host, is_failed: isFailed, why } of campaign.skipped_hosts.slice(-HOSTS_SHOWN_MAX)) {
+    for (const { host, is_failed: isFailed, why } of campaign.skipped_hosts) {
       row(host, "failed", isFailed ? "failed" : "skipped", why);
     }
     for (const run of campaign.in_progress) {
       row(run.host, "impact", run.phase, `waits for ${run.waiting_for}`, run.until ? [" ", relative(run.until)] : "");
     }
-    for (const host of campaign.waiting_hosts.slice(0, HOSTS_SHOWN_MAX)) row(host, "stopped", "waiting", "");
-    return rows.element;
+    for (const host of campaign.waiting_hosts) row(host, "stopped", "waiting", "");
+    for (const { host, at } of campaign.done_hosts.toReversed()) row(host, "quiet", "done", relative(at), ` (${clockTime(at)})`);
+    const left = campaign.hosts.total - rows.body.rows.length;
+    return [rows.element, left > 0 ? h("p", { class: "soft" }, `${count(left, "host")} not shown; the `,
+      h("a", { href: "#/history/what=campaign" }, "history"), " has all.") : ""];
   }
 
   actions(campaign) {
@@ -123,44 +122,31 @@ export class CampaignView extends View {
 
 export class NewCampaignView extends View {
   build() {
-    const input = (id, properties) => h("input", { id, ...properties });
-    this.fields = {
-      hosts: input("hosts", { required: true, placeholder: "rack-3-*, host-17" }),
-      type: h("select", { id: "type" }, ["Freeze", "Reboot", "Redeploy"].map((type) => h("option", {}, type))),
-      name: input("name", { maxlength: "64", placeholder: "Kernel update" }),
-      max_hosts: input("max_hosts", { type: "number", min: "1", value: "1", required: true }),
-      max_unavailable: input("max_unavailable", { placeholder: "1 or 20%" }),
-    };
-    const { hosts, type, name: label, max_hosts: most, max_unavailable: budget } = this.fields;
+    const input = (id, properties) => h("input", { id, name: id, ...properties });
+    const types = ["Freeze", "Reboot", "Redeploy"].map((type) => h("option", {}, type));
     this.plan = h("div", { role: "status" });
     this.append(
       h("p", { class: "crumb" }, h("a", { href: "#/campaigns" }, "Campaigns")),
       h("h1", {}, "Plan a campaign"),
       h("form", { class: "card stacked", onsubmit: (event) => this.preview(event), oninput: () => this.plan.replaceChildren() },
-        field("Hosts", hosts, "Names or patterns, separated by commas."),
-        field("Maintenance", type, "Freeze pauses the VMs for seconds, Reboot restarts them, Redeploy moves them."),
-        field("Name", label, "Optional; the history shows it."),
-        field("Hosts at a time", most),
-        field("VMs of a scope that may be down", budget, "Optional: a number or a percentage. Empty: as each scope's policy says."),
+        field("Hosts", input("hosts", { required: true, placeholder: "rack-3-*, host-17" }), "Names or patterns, separated by commas."),
+        field("Maintenance", h("select", { id: "type", name: "type" }, types),
+          "Freeze pauses the VMs for seconds, Reboot restarts them, Redeploy moves them."),
+        field("Name", input("name", { maxlength: "64", placeholder: "Kernel update" }), "Optional; the history shows it."),
+        field("Hosts at a time", input("max_hosts", { type: "number", min: "1", value: "1", required: true })),
+        field("VMs of a scope that may be down", input("max_unavailable", { placeholder: "1 or 20%" }),
+          "Optional: a number or a percentage. Empty: as each scope's policy says."),
         h("div", { class: "actions" }, h("button", { type: "submit", class: "primary" }, "Preview the plan"))),
       this.plan);
   }
 
-  body() {
-    const { hosts, type, name: label, max_hosts: most, max_unavailable: budget } = this.fields;
-    const down = budget.value.trim();
-    return {
-      hosts: hosts.value.split(",").map((each) => each.trim()).filter(Boolean),
-      type: type.value,
-      name: label.value.trim(),
-      max_hosts: Number(most.value),
-      max_unavailable: down === "" ? null : /^\d+$/.test(down) ? Number(down) : down,
-    };
-  }
-
   async preview(event) {
     event.preventDefault();
-    const body = this.body();
+    const body = Object.fromEntries([...new FormData(event.target)].map(([key, value]) => [key, value.trim()]));
+    body.hosts = body.hosts.split(",").map((each) => each.trim()).filter(Boolean);
+    body.max_hosts = Number(body.max_hosts);
+    const down = body.max_unavailable;
+    body.max_unavailable = down === "" ? null : /^\d+$/.test(down) ? Number(down) : down;
     try {
       const { plan } = await post("campaigns", { ...body, plan: true });
       this.plan.replaceChildren(...this.planned(plan, body));
@@ -176,7 +162,8 @@ export class NewCampaignView extends View {
       title: `Start this ${body.type} campaign?`,
       text: async () => {
         const fresh = await post("campaigns", { ...body, plan: true });
-        return [`${size(fresh.plan)}. The VMs of the first wave are notified now; ${NEXT_TEXT}`];
+        return [`${size(fresh.plan)}. The VMs of the first wave are notified now. Each host starts when its notice has passed `
+          + "or its VMs have approved; the next hosts follow as the limits allow."];
       },
       label: "Start",
       act: (postOnce) => postOnce("campaigns", body),

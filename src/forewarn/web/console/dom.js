@@ -84,15 +84,23 @@ export function field(label, control, hint = "") {
     hint ? h("small", {}, hint) : "");
 }
 
-/** A table that scrolls sideways. `cells` of a row get the column as a label, for phones. */
-export function table(caption, columns) {
+/**
+ * A table that scrolls sideways. `cells` of a row get the column as a label, for phones. `fill` makes
+ * the rows match some items; without any, `none` is shown instead.
+ */
+export function table(caption, columns, none = h("p")) {
   const body = h("tbody");
   const head = h("tr", {}, columns.map((column) => h("th", { scope: "col" }, column)));
   const shown = h("table", {}, h("caption", { class: "hidden" }, caption), h("thead", {}, head), body);
   const element = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, shown);
   const row = (...cells) => h("tr", {}, cells.map((cell, index) =>
     h("td", { "data-label": columns[index] }, cell)));
-  return { element, body, row };
+  const fill = (items, ...rest) => {
+    none.hidden = items.length > 0;
+    element.hidden = !items.length;
+    keyed(body, items, ...rest);
+  };
+  return { element, body, row, fill, none };
 }
 
 export function definitions(pairs) {

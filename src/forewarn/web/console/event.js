@@ -45,20 +45,25 @@ export class EventView extends View {
     const [kind, word] = isStarted ? ["impact", "started"] : event.is_approved ? ["approved", "approved"] : ["notice", "in notice"];
     const start = event.started_at ?? event.not_before;
     const seconds = event.duration_seconds;
+    const countdown = h("p", { class: "countdown" }, isStarted ? "Started " : "Starts at the latest ", relative(start),
+      h("small", {}, ` ${clockTime(start)}`));
+    return this.content(event, badge(kind, word), [countdown, eventActions(this.store, event)], [
+      event.is_approved || isStarted ? null : ["Waits for", describeMissing(this.store, event)],
+      ["Why", [event.cause, event.description ? `: ${event.description}` : ""]],
+      ["Requested by", event.source === "User" ? "a user" : "the platform"],
+      ["Expected length", seconds < 0 ? "unknown" : length(seconds * 1000)],
+    ]);
+  }
+
+  content(event, state, actions, facts) {
     return [
       h("p", { class: "crumb" }, "Event of scope ", name(event.scope)),
-      h("div", { class: "head" }, h("h1", {}, `${event.type} of `, links("vms", event.resources)),
-        badge(kind, word)),
-      h("p", { class: "countdown" }, isStarted ? "Started " : "Starts at the latest ", relative(start),
-        h("small", {}, ` ${clockTime(start)}`)),
-      eventActions(this.store, event),
+      h("div", { class: "head" }, h("h1", {}, `${event.type} of `, links("vms", event.resources)), state),
+      actions,
       h("div", { class: "card" }, definitions([
         ["Approvals", this.approvals(event)],
-        event.is_approved || isStarted ? null : ["Waits for", describeMissing(this.store, event)],
-        ["Why", [event.cause, event.description ? `: ${event.description}` : ""]],
-        ["Requested by", event.source === "User" ? "a user" : "the platform"],
-        ["Announced", clockTime(event.created_at)],
-        ["Expected length", seconds < 0 ? "unknown" : length(seconds * 1000)],
+        event.created_at ? ["Announced", clockTime(event.created_at)] : null,
+        ...facts,
         ["Id", h("code", {}, event.id)],
       ])),
       event.impacts.length ? [h("h2", {}, "Impacts"), this.impacts(event)] : "",
@@ -85,29 +90,21 @@ export class EventView extends View {
   }
 
   over(past) {
+    if (!past?.type) {
+      return [h("h1", {}, "Event ", h("code", {}, this.detail)),
+        empty("There is no such event now.", "It may have ended long ago: see its history below.")];
+    }
     // The newest entry of a VM says how its impact ended: earlier attempts may have failed.
     const impacts = new Map();
     for (const { what, vm, detail } of this.entries.filter((entry) => entry.what in IMPACTS).reverse()) {
       impacts.set(vm, { vm, state: IMPACTS[what], tries: (impacts.get(vm)?.tries ?? 0) + 1, detail });
     }
     const approvals = this.entries.filter((entry) => entry.what === "approved").map((entry) => entry.vm || "operator");
-    const kind = past?.how === "failed" ? "failed" : past?.how === "canceled" ? "stopped" : "quiet";
-    if (!past?.type) {
-      return [h("h1", {}, "Event ", h("code", {}, this.detail)),
-        empty("There is no such event now.", "It may have ended long ago: see its history below.")];
-    }
-    return [
-      h("p", { class: "crumb" }, "Event of scope ", name(past.scope)),
-      h("div", { class: "head" }, h("h1", {}, `${past.type} of `, links("vms", past.resources)), badge(kind, past.how ?? "ended")),
-      h("div", { class: "card" }, definitions([
-        past.created_at ? ["Announced", clockTime(past.created_at)] : null,
-        past.started_at ? ["Started", clockTime(past.started_at)] : null,
-        past.ended_at ? ["Ended", [clockTime(past.ended_at), ", ", relative(past.ended_at)]] : null,
-        ["Approvals", this.approvals({ ...past, approvals })],
-        ["Id", h("code", {}, past.id)],
-      ])),
-      impacts.size ? [h("h2", {}, "Impacts"), this.impacts({ impacts: [...impacts.values()] })] : "",
-    ];
+    const kind = { failed: "failed", canceled: "stopped" }[past.how] ?? "quiet";
+    return this.content({ ...past, approvals, impacts: [...impacts.values()] }, badge(kind, past.how ?? "ended"), [], [
+      past.started_at ? ["Started", clockTime(past.started_at)] : null,
+      past.ended_at ? ["Ended", [clockTime(past.ended_at), ", ", relative(past.ended_at)]] : null,
+    ]);
   }
 
   async showDocument() {

@@ -47,20 +47,14 @@ export class FleetView extends View {
   async draw() {
     const drawing = this.drawing = {};
     this.layout = this.layoutKey();
-    const scopes = new Map();
-    for (const vm of this.store.vms.values()) {
-      if (!scopes.has(vm.scope)) scopes.set(vm.scope, new Map());
-      const domains = scopes.get(vm.scope);
-      if (!domains.has(vm.update_domain)) domains.set(vm.update_domain, []);
-      domains.get(vm.update_domain).push(vm);
-    }
+    const scopes = Map.groupBy(this.store.vms.values(), (vm) => vm.scope);
     this.setOptions(scopes);
     this.tiles = new Map();
     this.groups.replaceChildren();
     this.groups.classList.toggle("detailed", this.store.vms.size <= DETAILED_MAX);
     let made = 0;
     for (const scope of [...scopes.keys()].sort(byName)) {
-      const domains = [...scopes.get(scope)].sort(([one], [other]) => one - other);
+      const domains = [...Map.groupBy(scopes.get(scope), (vm) => vm.update_domain)].sort(([one], [other]) => one - other);
       const rows = domains.map(([domain, vms]) => {
         made += vms.length;
         return h("div", { class: "domain" }, h("span", { class: "soft" }, `domain ${domain}`),

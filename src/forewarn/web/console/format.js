@@ -71,8 +71,8 @@ export function tick() {
   }
 }
 
-export function count(number, noun) {
-  return `${number.toLocaleString()} ${noun}${number === 1 ? "" : "s"}`;
+export function count(number, noun, many = `${noun}s`) {
+  return `${number.toLocaleString()} ${number === 1 ? noun : many}`;
 }
 
 export const byName = new Intl.Collator(undefined, { numeric: true }).compare;

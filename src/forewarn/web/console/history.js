@@ -1,9 +1,9 @@
 // The history, with filters that are part of the address, and as a file.
 
 import { explain, setOutcome } from "./actions.js";
-import { get } from "./api.js";
-import { badge, button, empty, field, h, keyed, link, links, name, table } from "./dom.js";
-import { clockTime } from "./format.js";
+import { get, getAll } from "./api.js";
+import { badge, button, empty, field, h, link, links, name, table } from "./dom.js";
+import { clockTime, count } from "./format.js";
 import { View } from "./view.js";
 
 export const HISTORY_COLUMNS = ["When", "What", "Scope", "VMs", "Host", "By", "Details"];
@@ -41,8 +41,7 @@ export class HistoryView extends View {
     this.inputs = Object.fromEntries(Object.keys(FILTERS).map((filter) => [filter, input(filter)]));
     this.inputs.what = h("select", { id: "by-what" }, ["", ...KINDS].map((kind) =>
       h("option", { value: kind, selected: kind === given.get("what") }, kind || "All changes")));
-    this.rows = table("History", HISTORY_COLUMNS);
-    this.none = empty("No entry matches.", "Change or clear the filters.");
+    this.rows = table("History", HISTORY_COLUMNS, empty("No entry matches.", "Change or clear the filters."));
     this.more = button("Show older entries", () => this.read(this.next));
     this.output = h("p", { role: "status", class: "outcome" });
     this.append(
@@ -51,13 +50,13 @@ export class HistoryView extends View {
       h("form", { class: "filters", onsubmit: (event) => this.apply(event) },
         Object.entries(FILTERS).map(([filter, label]) => field(label, this.inputs[filter])), field("Change", this.inputs.what),
         h("button", { type: "submit", class: "primary" }, "Filter")),
-      this.output, this.none, this.rows.element, this.more);
+      this.output, this.rows.none, this.rows.element, this.more);
     this.entries = [];
   }
 
-  /** Older pages, once they are shown, stay as they are. */
-  async update() {
-    if (!this.isPaged) await this.read();
+  /** New entries are added on top; older pages, once they are shown, stay as they are. */
+  async update({ isAll, hasEntries }) {
+    if (!this.isPaged && (isAll || hasEntries)) await this.read();
   }
 
   query() {
@@ -92,32 +91,22 @@ export class HistoryView extends View {
 
   show() {
     this.more.hidden = !this.next;
-    this.none.hidden = this.entries.length > 0;
-    this.rows.element.hidden = !this.entries.length;
-    keyed(this.rows.body, this.entries, (entry) => entry.number, (entry) => historyRow(this.rows, entry));
+    this.rows.fill(this.entries, (entry) => entry.number, (entry) => historyRow(this.rows, entry));
   }
 
   async export(kind) {
-    const lines = kind === "csv" ? [FIELDS.join(",")] : [];
-    const query = this.query();
-    query.set("limit", "1000");
-    let next = null;
+    setOutcome(this.output, "Exporting…");
     try {
-      do {
-        if (next) query.set("cursor", next);
-        const page = await get(`history?${query}`);
-        for (const entry of page.history) lines.push(kind === "csv" ? csvLine(entry) : JSON.stringify(entry));
-        next = page.next;
-        setOutcome(this.output, `${lines.length.toLocaleString()} lines…`);
-      } while (next && lines.length < EXPORT_MAX);
+      const query = `&${this.query()}`.replace(/&$/, "");
+      const entries = await getAll("history", { limit: 1000, max: EXPORT_MAX, query });
+      const lines = entries.map(kind === "csv" ? csvLine : (entry) => JSON.stringify(entry));
+      save(`forewarn-history.${kind}`, [...(kind === "csv" ? [FIELDS.join(",")] : []), ...lines, ""].join("\n"));
+      setOutcome(this.output, entries.length >= EXPORT_MAX
+        ? `The newest ${count(EXPORT_MAX, "entry", "entries")} were exported; filter for older ones.`
+        : `${count(entries.length, "entry", "entries")} exported as forewarn-history.${kind}.`, "good");
     } catch (error) {
       setOutcome(this.output, explain(error), "bad");
-      return;
     }
-    save(`forewarn-history.${kind}`, `${lines.join("\n")}\n`);
-    setOutcome(this.output, next
-      ? `The newest ${EXPORT_MAX.toLocaleString()} entries were exported; filter for older ones.`
-      : `Exported as forewarn-history.${kind}.`, "good");
   }
 }
 

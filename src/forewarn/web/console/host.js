@@ -1,7 +1,7 @@
 // Hosts. The question is: is it safe to touch this host now?
 
 import { hostActions } from "./actions.js";
-import { badge, definitions, empty, field, h, keyed, link, name, setText, show, table } from "./dom.js";
+import { badge, definitions, empty, field, h, link, name, setText, show, table } from "./dom.js";
 import { byName, clockTime, count, relative } from "./format.js";
 import { STATES } from "./store.js";
 import { View } from "./view.js";
@@ -43,23 +43,17 @@ function explainVm(events, vm) {
   return { vm, event: null, text: "runs, and has not been notified" };
 }
 
-function vmsByHost(store) {
-  const found = new Map();
-  for (const vm of store.vms.values()) {
-    if (!found.has(vm.host)) found.set(vm.host, []);
-    found.get(vm.host).push(vm);
-  }
-  return found;
-}
+const vmsByHost = (store) => Map.groupBy(store.vms.values(), (vm) => vm.host);
+const scopesOf = (vms) => [...new Set(vms.map((vm) => vm.scope))].sort(byName);
 
 export class HostsView extends View {
   build() {
     this.text = h("input", { type: "search", id: "host-text", placeholder: "Name", oninput: () => this.update() });
-    this.rows = table("Hosts", ["Host", "Safe to touch now?", "VMs", "Scopes", "Events", "Daemon"]);
-    this.none = empty("No host matches.", "Hosts come from the fleet file, or from a daemon that reports its VMs.");
+    this.rows = table("Hosts", ["Host", "Safe to touch now?", "VMs", "Scopes", "Events", "Daemon"],
+      empty("No host matches.", "Hosts come from the fleet file, or from a daemon that reports its VMs."));
     this.append(h("h1", {}, "Hosts"), h("p", { class: "lead" }, "Is it safe to touch a host now? Choose one to see why, and to act on it."),
       h("form", { class: "filters", onsubmit: (event) => event.preventDefault() }, field("Search", this.text)),
-      this.none, this.rows.element);
+      this.rows.none, this.rows.element);
   }
 
   update() {
@@ -67,17 +61,16 @@ export class HostsView extends View {
     const vms = vmsByHost(this.store);
     const hosts = [...this.store.hosts.values()].filter((host) => host.name.toLowerCase().includes(text));
     hosts.sort((one, other) => byName(one.name, other.name));
-    this.none.hidden = hosts.length > 0;
-    this.rows.element.hidden = !hosts.length;
     const create = (host) => this.rows.row(link("hosts", host.name), "", "", "", "", "");
-    keyed(this.rows.body, hosts, (host) => host.name, create, (row, host) => {
+    this.rows.fill(hosts, (host) => host.name, create, (row, host) => {
       const [, safe, on, scopes, events, daemon] = row.children;
-      const { answer, reasons } = judge(this.store, host, vms.get(host.name) ?? []);
+      const placed = vms.get(host.name) ?? [];
+      const { answer, reasons } = judge(this.store, host, placed);
       const why = reasons.length ? ` ${count(reasons.length, "VM")} would be interrupted` : "";
       show(safe, `${answer} ${why}`, () => [badge(answer === "no" ? "plain" : answer, answer), why]);
-      setText(on, String(host.vms.length));
-      setText(scopes, String(host.scopes.length));
-      setText(events, String(host.events.length));
+      setText(on, String(placed.length));
+      setText(scopes, String(scopesOf(placed).length));
+      setText(events, String(new Set(placed.flatMap((vm) => this.store.eventsOf(vm.name))).size));
       setText(daemon, host.daemon ? host.state : "none");
     });
   }
@@ -112,7 +105,7 @@ export class HostView extends View {
       hostActions(this.store, host.name),
       h("div", { class: "card" }, definitions([
         ["VMs", vms.length ? h("ul", { class: "chips" }, vms.slice(0, 200).map((vm) => this.chip(vm))) : "none"],
-        ["Scopes", host.scopes.length ? host.scopes.map((scope, index) => [index ? ", " : "", name(scope)]) : "none"],
+        ["Scopes", vms.length ? scopesOf(vms).map((scope, index) => [index ? ", " : "", name(scope)]) : "none"],
         ["Daemon", host.daemon ? [host.state, " since ", relative(host.daemon.since)] : "none: the server acts on this host itself"],
       ])),
       h("p", {}, "What happened before: ", h("a", { href: `#/history/host=${encodeURIComponent(host.name)}` }, "its history")),

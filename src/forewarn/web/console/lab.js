@@ -33,14 +33,15 @@ export class LabView extends View {
 
   faultPart() {
     this.kind = h("select", { id: "kind", onchange: () => this.showSettings() });
-    this.settings = h("input", { id: "settings", placeholder: "code=500 for=2m" });
+    this.settings = h("input", { id: "settings", placeholder: "from=1m for=2m" });
+    this.hint = h("p", { class: "soft" });
     this.vm = h("select", { id: "vm" });
     this.faults = h("ul", { class: "plain" });
     this.noFaults = h("p", { class: "soft" }, "No fault is on: the endpoint behaves.");
     return h("section", { class: "card", "aria-labelledby": "lab-faults" }, h("h2", { id: "lab-faults" }, "Faults"),
       this.noFaults, this.faults,
       h("div", { class: "filters act" }, field("Fault", this.kind), field("VM", this.vm), field("Settings", this.settings),
-        button("Switch on", () => this.addFault(), { class: "primary" })));
+        button("Switch on", () => this.addFault(), { class: "primary" })), this.hint);
   }
 
   scenarioPart() {
@@ -50,33 +51,31 @@ export class LabView extends View {
     this.verdict = h("p", { role: "status" });
     this.run = button("Run", () => this.runScenario(), { class: "primary" });
     return h("section", { class: "card", "aria-labelledby": "lab-scenarios" }, h("h2", { id: "lab-scenarios" }, "Scenarios"),
+      h("p", {}, "A scenario brings its own VMs and runs to its end at once, in a lab of its own: the clock, the VMs and the events "
+        + "of this lab stay as they are. The report says what happened and whether each expectation was met."),
       h("div", { class: "filters act" }, field("Scenario", this.scenario), this.run),
       this.about, this.verdict, this.report);
   }
 
   logPart() {
-    this.log = table("Requests", ["When", "VM", "Request", "Status", "Faults"]);
+    this.log = table("Requests", ["When", "VM", "Request", "Status", "Faults"],
+      empty("No request yet.", "Requests of VMs to the metadata endpoint appear here as they come."));
     this.log.element.classList.add("log");
     this.only = h("select", { id: "only", onchange: () => this.showLog() });
-    this.quiet = empty("No request yet.", "Requests of VMs to the metadata endpoint appear here as they come.");
     const vms = [...this.store.vms.keys()].sort(byName);
     for (const select of [this.vm, this.only]) {
       select.append(h("option", { value: "" }, "All VMs"), ...vms.map((vm) => h("option", {}, vm)));
     }
     return h("section", { "aria-labelledby": "lab-requests" },
       h("div", { class: "head" }, h("h2", { id: "lab-requests" }, "Requests"), h("div", { class: "filters" }, field("Of", this.only))),
-      this.quiet, this.log.element);
+      this.log.none, this.log.element);
   }
 
   async update({ isAll }) {
     if (!isAll || this.schemas) return;
     const [schema, { scenarios }] = await Promise.all([get("faults/schema"), get("scenarios")]);
-    this.schemas = new Map();
-    for (const each of schema.anyOf ?? schema.oneOf) {
-      const one = each.$ref ? schema.$defs[each.$ref.split("/").at(-1)] : each;
-      const kind = one.properties.fault;
-      this.schemas.set(kind.const ?? kind.enum[0], one);
-    }
+    const kinds = Object.entries(schema.discriminator.mapping);
+    this.schemas = new Map(kinds.map(([kind, place]) => [kind, schema.$defs[place.split("/").at(-1)]]));
     this.kind.replaceChildren(...[...this.schemas.keys()].map((kind) => h("option", {}, kind)));
     this.scenario.replaceChildren(...scenarios.map((each) => h("option", { value: each.name }, `${each.name} (${each.lasts})`)));
     this.abouts = new Map(scenarios.map((each) => [each.name, each.about]));
@@ -86,13 +85,13 @@ export class LabView extends View {
   }
 
   showSettings() {
-    const names = Object.keys(this.schemas.get(this.kind.value).properties);
-    this.settings.setAttribute("title", `Accepted: ${names.join(", ")}`);
+    const { description, properties } = this.schemas.get(this.kind.value);
+    const names = Object.keys(properties).filter((each) => !["fault", "vms"].includes(each));
+    setText(this.hint, `${description} Settings: ${names.join(", ")}.`);
   }
 
   showAbout() {
-    const about = this.abouts.get(this.scenario.value);
-    setText(this.about, `${about} It runs at once, in virtual time, with a fleet of its own; this lab does not change.`);
+    setText(this.about, this.abouts.get(this.scenario.value));
   }
 
   async refresh() {
@@ -120,9 +119,7 @@ export class LabView extends View {
 
   showLog() {
     const shown = this.entries.filter((entry) => !this.only.value || entry.vm === this.only.value).reverse();
-    this.quiet.hidden = shown.length > 0;
-    this.log.element.hidden = !shown.length;
-    keyed(this.log.body, shown, (entry) => entry.number, (entry) => {
+    this.log.fill(shown, (entry) => entry.number, (entry) => {
       const request = h("code", {}, h("bdi", { class: "text" }, `${entry.method} ${entry.path}`));
       const status = badge(entry.status === 200 ? "quiet" : "failed", String(entry.status || "none"));
       const vm = entry.vm ? link("vms", entry.vm) : "unknown";
@@ -142,7 +139,7 @@ export class LabView extends View {
 
   addFault() {
     const pairs = this.settings.value.split(/\s+/).filter(Boolean).map((each) => each.split("="));
-    const settings = Object.fromEntries(pairs.map(([key, value = ""]) => [key, /^\d+$/.test(value) ? Number(value) : value]));
+    const settings = Object.fromEntries(pairs.map(([key, value = ""]) => [key, /^-?\d+(\.\d+)?$/.test(value) ? Number(value) : value]));
     const vms = this.vm.value ? { vms: [this.vm.value] } : {};
     return this.act(post("faults", { fault: this.kind.value, ...settings, ...vms }));
   }

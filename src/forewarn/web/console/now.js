@@ -1,7 +1,7 @@
 // What is happening now, what waits for somebody, and the timeline.
 
 import { eventActions } from "./actions.js";
-import { badge, empty, h, keyed, links, link, name, setText, show, table } from "./dom.js";
+import { badge, button, empty, h, links, link, name, setText, show, table } from "./dom.js";
 import { clockTime, count, relative } from "./format.js";
 import { STATES } from "./store.js";
 import { Timeline } from "./timeline.js";
@@ -13,7 +13,7 @@ const NUMBERS = {
   waiting: ["Waiting for approval", "◔"],
   failed: ["Failed in 24 hours", STATES.failed.shape],
 };
-const ROWS_MAX = 100;
+const ROWS = 100; // of the events with the next deadlines, and more on request
 const COLUMNS = ["Event", "VMs", "Starts at the latest", "Waits for approval by", "Actions"];
 
 /** "2 of web-0, web-1, web-2": whose approval is missing. */
@@ -33,11 +33,11 @@ export class NowView extends View {
       return h("li", { class: `card number ${key}` }, h("span", { class: "shape", "aria-hidden": "true" }, shape),
         this.numbers[key], h("span", { class: "label" }, ` ${label}`));
     });
-    this.rows = table("Events whose approval is missing", COLUMNS);
+    this.rows = table("Events whose approval is missing", COLUMNS, empty("Nothing waits for an approval.",
+      "An event that a VM or a person has to approve appears here, with its deadline."));
     this.rows.element.classList.add("stack");
-    this.none = empty("Nothing waits for an approval.",
-      "An event that a VM or a person has to approve appears here, with its deadline.");
-    this.more = h("p", { class: "soft" });
+    this.shown = ROWS;
+    this.more = button("", () => this.showMore());
     this.timeline = new Timeline(this.store);
     this.every(1000, () => this.timeline.tick());
     this.every(30_000, () => this.timeline.update());
@@ -45,7 +45,7 @@ export class NowView extends View {
       this.sentence, this.lead,
       h("ul", { class: "numbers", "aria-label": "Events" }, cards),
       h("section", { "aria-labelledby": "waiting" }, h("h2", { id: "waiting" }, "Waiting for approval"),
-        this.none, this.rows.element, this.more),
+        this.rows.none, this.rows.element, this.more),
       this.timeline.element,
     );
   }
@@ -78,12 +78,19 @@ export class NowView extends View {
     });
   }
 
+  /** The focus stays on the button, or moves to the first of the last rows. */
+  showMore() {
+    const next = this.rows.body.rows.length;
+    this.shown += ROWS;
+    this.update();
+    if (this.more.hidden) this.rows.body.rows[next].querySelector("a").focus();
+  }
+
   showWaiting(waiting) {
-    this.none.hidden = waiting.length > 0;
-    this.rows.element.hidden = waiting.length === 0;
-    this.more.hidden = waiting.length <= ROWS_MAX;
-    setText(this.more, `${waiting.length - ROWS_MAX} more wait, with later deadlines.`);
-    keyed(this.rows.body, waiting.slice(0, ROWS_MAX), (event) => event.id, (event) => this.row(event), (row, event) => {
+    const left = waiting.length - this.shown;
+    this.more.hidden = left <= 0;
+    setText(this.more, `Show ${Math.min(ROWS, left)} more of ${left.toLocaleString()} with later deadlines`);
+    this.rows.fill(waiting.slice(0, this.shown), (event) => event.id, (event) => this.row(event), (row, event) => {
       const [, , start, missing, actions] = row.children;
       show(start, event.not_before, () => [relative(event.not_before), h("small", {}, clockTime(event.not_before))]);
       show(missing, `${event.approvals}`, () => h("span", {}, describeMissing(this.store, event)));

@@ -4,7 +4,7 @@
 // history says what changed, and only that is read again. What changes without an entry (polls,
 // daemons of hosts, the clock of a lab) is read now and then.
 
-import { ApiError, follow, get, getAll, path, RETRY_MILLISECONDS } from "./api.js";
+import { ApiError, follow, get, getAll, getSome, RETRY_MILLISECONDS } from "./api.js";
 import { now, setServerTime } from "./format.js";
 
 export const PAST_MILLISECONDS = 24 * 3600 * 1000;
@@ -12,7 +12,8 @@ const PAST_ENTRIES_MAX = 5000;
 const COLLECT_MILLISECONDS = 50;
 const CHECK_MILLISECONDS = 15_000;
 const CLOCK_MILLISECONDS = 1000;
-const REREAD_MILLISECONDS = [30_000, 600_000];
+const JUMP_MILLISECONDS = 5000; // of a lab's clock
+const CROWDED_MILLISECONDS = 20_000; // how often all is read while no stream is to be had
 const DIRTY_MAX = 50; // more than this, and the whole list is read
 
 /** The states of a VM, most urgent first. A shape and a word, so that colour is never needed. */
@@ -29,24 +30,26 @@ export const STATES = {
 };
 const ENDED = ["completed", "canceled", "failed"];
 const OF_VMS = ["joined", "left", "moved", "updated", "impacted", "retired", "enabled", "failed"];
+const OF_SCOPES = ["joined", "left", "updated", "retired", "enabled"];
+const LISTS = ["vms", "scopes", "events", "hosts"];
 
 const nothingDirty = () => ({
-  isEmpty: true, isAll: false, isPast: false, entries: [], events: new Set(), vms: new Set(), left: new Set(),
-  session: false, scopes: false, hosts: false, campaigns: false,
+  isEmpty: true, isAll: false, isPast: false, isSession: false, isHosts: false, campaigns: false, entries: [],
+  events: new Set(), vms: new Set(), scopes: new Set(),
 });
-const byKey = (items) => new Map(items.map((item) => [item.name, item]));
 
 export class Store extends EventTarget {
   session = null;
   clock = null; // of a lab
   isLive = false;
   staleSince = null;
+  crowd = ""; // why the server refuses another stream
   vms = new Map();
   scopes = new Map();
   events = new Map();
   hosts = new Map();
   past = new Map(); // events of the last day, by id, made from the history
-  #byVm = new Map(); // ids of live events by VM
+  #byVm = new Map(); // live events by VM
   #failedAt = new Map(); // when the last event of a VM failed
   #dirty = nothingDirty();
   #timer = null; // also while something is read
@@ -59,22 +62,23 @@ export class Store extends EventTarget {
     const [newest] = (await get("history?limit=1")).history;
     await this.readAll();
     this.#reconnect = follow(newest?.number ?? 0, {
+      onOpen: () => this.#open(),
       onEntry: (entry) => this.#take(entry),
-      onOpen: (isOpen) => this.#setOpen(isOpen),
       onGap: () => this.#mark({ isAll: true }),
+      onLost: (error) => this.#lose(error),
     });
-    const [least, most] = REREAD_MILLISECONDS;
-    const reread = Math.min(most, Math.max(least, this.session.silent_seconds * 500));
-    setInterval(() => this.#mark({ isAll: true }), reread);
-    // A lost server is noticed by the stream, or here where a network has lost it silently.
+    const interval = Math.min(600_000, Math.max(30_000, this.session.silent_seconds * 500));
+    setInterval(() => this.#mark({ isAll: true }), interval);
     const hasDaemons = () => [...this.hosts.values()].some((host) => host.daemon);
-    setInterval(() => this.#mark(hasDaemons() ? { session: true, hosts: true } : { session: true }), CHECK_MILLISECONDS);
+    setInterval(() => this.#mark({ isSession: true, isHosts: hasDaemons() }), CHECK_MILLISECONDS);
     if (this.session.is_lab) setInterval(() => this.readClock().catch((error) => this.#fail(error)), CLOCK_MILLISECONDS);
   }
 
   async readClock() {
+    const before = now();
     this.clock = await get("clock");
     setServerTime(this.clock.now, this.clock.is_running);
+    if (Math.abs(now() - before) > JUMP_MILLISECONDS) this.#changed({ isAll: true });
   }
 
   #setSession(session) {
@@ -86,10 +90,8 @@ export class Store extends EventTarget {
   async readAll() {
     this.#setSession(await get("session"));
     if (this.session.is_lab) await this.readClock();
-    const lists = await Promise.all(["vms", "scopes", "events", "hosts"].map((list) => getAll(list)));
-    const [vms, scopes, events, hosts] = lists;
-    [this.vms, this.scopes, this.hosts] = [vms, scopes, hosts].map(byKey);
-    this.#setEvents(events);
+    const lists = await Promise.all(LISTS.map((list) => getAll(list)));
+    LISTS.forEach((list, index) => this.#replace(list, lists[index]));
     this.#changed({ isAll: true });
     this.#mark({ isPast: true });
   }
@@ -103,7 +105,7 @@ export class Store extends EventTarget {
 
   /** The live events that name this VM. */
   eventsOf(vm) {
-    return [...(this.#byVm.get(vm) ?? [])].map((id) => this.events.get(id));
+    return this.#byVm.get(vm) ?? [];
   }
 
   stateOf(vm) {
@@ -133,27 +135,34 @@ export class Store extends EventTarget {
   }
 
   /** The stream continues after its last entry; what changes without an entry is read again. */
-  #setOpen(isOpen) {
-    this.#mark(isOpen && this.staleSince ? { isAll: true } : { session: true }); // has the session ended?
-    this.#isOpen = isOpen;
+  #open() {
+    this.#mark(this.staleSince ? { isAll: true } : { isSession: true });
+    this.#isOpen = true;
+    this.crowd = "";
     this.#showLive();
+  }
+
+  /** The stream ended or was refused. Returns when to try again. */
+  #lose(error) {
+    this.#isOpen = false;
+    this.crowd = error?.facts?.streams_max ? error.message : "";
+    this.#mark(this.crowd ? { isAll: true } : { isSession: true }); // has the session ended?
+    this.#showLive();
+    return this.crowd ? CROWDED_MILLISECONDS : RETRY_MILLISECONDS;
   }
 
   #showLive() {
     this.isLive = this.#isOpen && this.#isRead;
-    if (this.isLive) this.staleSince = null;
-    else this.staleSince ??= new Date(now()).toISOString();
+    const isFresh = this.isLive || (this.crowd && this.#isRead);
+    if (isFresh || !this.staleSince) this.staleSince = isFresh ? null : new Date(now());
     this.dispatchEvent(new Event("live"));
   }
 
-  /** What is shown may be old until everything was read again. */
   #fail(error) {
     if (!(error instanceof ApiError)) throw error;
     if (error.status === 401) this.dispatchEvent(new Event("signed-out"));
-    const isLost = error.status === 0 && this.#isOpen;
     this.#isRead = false;
-    if (isLost) this.#reconnect();
-    this.#isOpen &&= !isLost;
+    if (error.status === 0 && this.#isOpen) this.#reconnect();
     this.#mark({ isAll: true }, RETRY_MILLISECONDS);
     this.#showLive();
   }
@@ -163,34 +172,32 @@ export class Store extends EventTarget {
     const { event, scope, what } = entry;
     dirty.entries.push(entry);
     if (event) dirty.events.add(event);
-    if (scope && OF_VMS.includes(what)) {
-      dirty.scopes = true;
-      for (const vm of [entry.vm, ...entry.resources]) if (vm) dirty.vms.add(vm);
-    }
-    if (what === "left") dirty.left.add(entry.vm);
-    if (what === "campaign") dirty.campaigns = true;
-    if (event || OF_VMS.includes(what)) dirty.hosts = true;
-    this.#mark({});
+    if (OF_SCOPES.includes(what)) dirty.scopes.add(scope);
+    if (OF_VMS.includes(what)) [entry.vm, ...entry.resources].forEach((vm) => vm && dirty.vms.add(vm));
+    this.#mark(what === "campaign" ? { campaigns: true } : {});
   }
 
   #mark(what, wait = COLLECT_MILLISECONDS) {
-    Object.assign(this.#dirty, what, { isEmpty: false });
+    for (const [key, value] of Object.entries(what)) this.#dirty[key] ||= value;
+    this.#dirty.isEmpty = false;
     this.#timer ??= setTimeout(() => this.#flush(), wait);
   }
 
   /** Read what is dirty; what gets dirty meanwhile is read next, so that no response overtakes another. */
   async #flush() {
     const dirty = this.#dirty;
+    const begin = performance.now();
     this.#dirty = nothingDirty();
     let wait = COLLECT_MILLISECONDS;
     try {
       dirty.entries.forEach((entry) => this.#remember(entry));
-      if (dirty.isAll || dirty.vms.size > DIRTY_MAX) await this.readAll();
-      else await this.#reread(dirty);
+      const isMuch = dirty.vms.size + dirty.events.size + dirty.scopes.size > DIRTY_MAX;
+      await (dirty.isAll || isMuch ? this.readAll() : this.#reread(dirty));
       if (dirty.isPast) await this.#readPast();
       const wasRead = this.#isRead;
       this.#isRead = true;
       if (!wasRead) this.#showLive();
+      wait = Math.max(wait, performance.now() - begin); // at most half of the time is spent reading
     } catch (error) {
       wait = RETRY_MILLISECONDS;
       this.#fail(error);
@@ -199,41 +206,43 @@ export class Store extends EventTarget {
     }
   }
 
-  /** Lists are read whole: something that has just ended or left would be an error by its name. */
-  async #reread({ events, vms, left, ...dirty }) {
-    const named = [...vms].filter((vm) => !left.has(vm));
-    const [session, allEvents, allScopes, allHosts, ...some] = await Promise.all([
-      dirty.session ? get("session") : null,
-      events.size ? getAll("events") : null, dirty.scopes ? getAll("scopes") : null,
-      dirty.hosts ? getAll("hosts") : null, ...named.map((vm) => get(path`vms/${vm}`).catch(ignoreGone)),
+  async #reread({ events, vms, scopes, campaigns, entries, isSession, isHosts }) {
+    const [session, someVms, someEvents, someScopes, allHosts] = await Promise.all([
+      isSession ? get("session") : null, getSome("vms", vms), getSome("events", events),
+      getSome("scopes", scopes), isHosts ? getAll("hosts") : null,
     ]);
+    const hosts = new Set();
+    for (const name of vms) {
+      const [before, after] = [this.vms.get(name), someVms.find((vm) => vm.name === name)];
+      if (before?.host !== after?.host) [before, after].forEach((vm) => vm?.host && hosts.add(vm.host));
+    }
+    const someHosts = await getSome("hosts", hosts);
     if (session) this.#setSession(session);
-    if (allScopes) this.scopes = byKey(allScopes);
-    if (allHosts) this.hosts = byKey(allHosts);
-    left.forEach((vm) => this.vms.delete(vm));
-    named.forEach((vm, index) => (some[index] ? this.vms.set(vm, some[index]) : this.vms.delete(vm)));
+    if (allHosts) this.#replace("hosts", allHosts);
     const concerned = new Set(vms);
-    for (const id of events) this.#resources(id).forEach((vm) => concerned.add(vm));
-    if (allEvents) this.#setEvents(allEvents);
-    for (const id of events) this.#resources(id).forEach((vm) => concerned.add(vm));
-    this.#changed({ vms: concerned, events, hosts: dirty.hosts, campaigns: dirty.campaigns });
+    const addConcerned = () => events.forEach((id) => this.#resources(id).forEach((vm) => concerned.add(vm)));
+    addConcerned();
+    this.#replace("vms", someVms, vms);
+    this.#replace("events", someEvents, events);
+    this.#replace("scopes", someScopes, scopes);
+    this.#replace("hosts", someHosts, hosts);
+    addConcerned();
+    this.#changed({ vms: concerned, events, campaigns, hasEntries: entries.length > 0 });
   }
 
   #resources(id) {
     return (this.events.get(id) ?? this.past.get(id))?.resources ?? [];
   }
 
-  #setEvents(events) {
-    this.events = new Map();
+  /** Put these items in place of those with these keys, or of all. */
+  #replace(list, items, keys = null) {
+    const known = this[list] = keys ? this[list] : new Map();
+    keys?.forEach((key) => known.delete(key));
+    for (const item of items) known.set(list === "events" ? item.id : item.name, item);
+    if (list !== "events") return;
     this.#byVm = new Map();
-    for (const event of events) this.#putEvent(event);
-  }
-
-  #putEvent(event) {
-    this.events.set(event.id, event);
-    for (const vm of event.resources) {
-      if (!this.#byVm.has(vm)) this.#byVm.set(vm, new Set());
-      this.#byVm.get(vm).add(event.id);
+    for (const event of known.values()) {
+      for (const vm of event.resources) this.#byVm.set(vm, [...(this.#byVm.get(vm) ?? []), event]);
     }
   }
 
@@ -268,8 +277,4 @@ export class Store extends EventTarget {
     }
     this.dispatchEvent(new CustomEvent("change", { detail }));
   }
-}
-
-function ignoreGone(error) {
-  if (error.status !== 404) throw error;
 }

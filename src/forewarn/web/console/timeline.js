@@ -78,9 +78,8 @@ export class Timeline {
     const scale = this.scale = makeScale(lanes.flatMap((lane) => lane.bars), width, (time) => this.#shorten(time));
     const height = lanes.reduce((sum, lane) => sum + lane.height, TOP);
     const picture = svg("svg", { width, height, role: "group", "aria-label": "Events by scope and update domain" },
-      hatch(), lanes.map((lane, index) => svg("rect", {
-        class: index % 2 ? "lane odd" : "lane", x: 0, y: lane.y, width, height: lane.height,
-      })), axis(scale, height), lanes.map((lane) => lane.bars.map((bar) => this.#bar(bar, lane, scale))), nowLine(height));
+      hatch(), lanes.filter((_, index) => index % 2).map(({ y, height: tall }) => svg("rect", { class: "lane", y, width, height: tall })),
+      axis(scale, height), lanes.map((lane) => lane.bars.map((bar) => this.#bar(bar, lane, scale))), nowLine(height));
     const focused = document.activeElement?.dataset?.event;
     this.scroll.replaceChildren(picture);
     this.tick();

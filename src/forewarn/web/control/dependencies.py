@@ -12,6 +12,7 @@ from forewarn.web.control.auth import Principal
 from forewarn.web.service import Service
 
 LIST_MAX = 10_000
+NAMES_MAX = 100
 
 Name = FromPath[str]
 Limit = Annotated[
@@ -19,6 +20,13 @@ Limit = Annotated[
 ]
 Cursor = Annotated[
     str | None, QueryParameter(description="The `next` of the previous page; omit for the first.")
+]
+
+Names = Annotated[
+    str | None,
+    QueryParameter(
+        description=f"Only these, separated by commas, up to {NAMES_MAX}; unknown ones are left out"
+    ),
 ]
 
 
@@ -46,6 +54,14 @@ class PageRequest(msgspec.Struct, frozen=True):
 
 Call = NamedDependency[ApiCall]
 Page = NamedDependency[PageRequest]
+
+
+def split_names(text: str | None) -> list[str] | None:
+    """The names in the parameter of a list; None if all items are wanted."""
+    names = None if text is None else text.split(",")
+    if names is not None and len(names) > NAMES_MAX:
+        raise Invalid(f"expected at most {NAMES_MAX} names, got {len(names)}", names=len(names))
+    return names
 
 
 def to_utc(time: datetime | str | None, field: str = "not_before") -> datetime | None:

@@ -1,7 +1,7 @@
 """What the control API returns: scopes, VMs, hosts and events, built from the board."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -12,7 +12,7 @@ from forewarn import __version__
 from forewarn.core.event import Cause, Event, EventType, ImpactState, NoEvent, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind
 from forewarn.core.lifecycle import is_enabled
-from forewarn.engine.board import Board
+from forewarn.engine.board import Board, event_key
 from forewarn.engine.engine import Engine
 from forewarn.engine.managed_hosts import ManagedHosts
 from forewarn.engine.operations import Difference, ScopedEvent
@@ -210,8 +210,14 @@ def host_events(placed: Iterable[ScopedEvent]) -> HostEvents:
     return HostEvents([event_view(*one) for one in placed])
 
 
-async def event_list(board: Board, request: PageRequest) -> EventList:
-    """All live events, oldest first."""
+async def event_list(
+    board: Board, request: PageRequest, ids: Sequence[str] | None = None
+) -> EventList:
+    """The live events with these ids, or all, oldest first."""
+    keys: Sequence[Key] = board.event_keys
+    if ids is not None:
+        found = (board.find_event(event_id.upper()) for event_id in set(ids))
+        keys = sorted(event_key(event) for _, event in filter(None, found))
 
     def build(keys: Sequence[Key]) -> Iterator[EventView]:
         for _, event_id in keys:
@@ -219,7 +225,7 @@ async def event_list(board: Board, request: PageRequest) -> EventList:
             if placed is not None:
                 yield event_view(placed[0].scope, placed[1])
 
-    return await build_page(EventList, board.event_keys, lambda key: key, build, request)
+    return await build_page(EventList, keys, lambda key: key, build, request)
 
 
 def scope_view(engine: Engine, scope: Scope) -> ScopeView:
@@ -239,18 +245,27 @@ def scope_view(engine: Engine, scope: Scope) -> ScopeView:
     )
 
 
-async def scope_list(engine: Engine, request: PageRequest) -> ScopeList:
+Names = Sequence[str] | None
+
+
+def _select(names: Names, known: Container[str], everything: Sequence[str]) -> Sequence[str]:
+    """The known ones of these names in their order, or everything."""
+    return everything if names is None else sorted({name for name in names if name in known})
+
+
+async def scope_list(engine: Engine, request: PageRequest, names: Names = None) -> ScopeList:
     scopes = engine.board.scopes
+    items = _select(names, scopes, engine.board.scope_names)
 
     def build(names: Sequence[str]) -> Iterator[ScopeView]:
         return (scope_view(engine, scopes[name].scope) for name in names if name in scopes)
 
-    return await build_page(ScopeList, engine.board.scope_names, name_key, build, request)
+    return await build_page(ScopeList, items, name_key, build, request)
 
 
-async def vm_list(engine: Engine, request: PageRequest) -> VmList:
-    build = partial(vm_views, engine)
-    return await build_page(VmList, engine.board.vm_names, name_key, build, request)
+async def vm_list(engine: Engine, request: PageRequest, names: Names = None) -> VmList:
+    items = _select(names, engine.board.vms, engine.board.vm_names)
+    return await build_page(VmList, items, name_key, partial(vm_views, engine), request)
 
 
 def vm_views(engine: Engine, names: Sequence[str]) -> Iterator[VmView]:
@@ -296,8 +311,11 @@ def host_view(board: Board, managed: ManagedHosts, name: str) -> HostView:
     )
 
 
-async def host_list(board: Board, managed: ManagedHosts, request: PageRequest) -> HostList:
+async def host_list(
+    board: Board, managed: ManagedHosts, request: PageRequest, names: Names = None
+) -> HostList:
     def build(names: Sequence[str]) -> Iterator[HostView]:
         return (host_view(board, managed, name) for name in names if name in board.hosts)
 
-    return await build_page(HostList, board.known_hosts, name_key, build, request)
+    items = _select(names, board.hosts, board.known_hosts)
+    return await build_page(HostList, items, name_key, build, request)

@@ -11,7 +11,7 @@ from litestar.status_codes import HTTP_200_OK
 from forewarn import errors
 from forewarn.core.event import ended_before
 from forewarn.web.control import views
-from forewarn.web.control.dependencies import Call, Name, Page, to_utc
+from forewarn.web.control.dependencies import Call, Name, Names, Page, split_names, to_utc
 from forewarn.web.control.routes.vm import EARLIEST_START
 from forewarn.web.control.views import EventList, EventResult, EventView
 
@@ -37,9 +37,9 @@ class EventController(Controller):
     tags = ("Events",)
 
     @get("/")
-    async def list_events(self, call: Call, page: Page) -> EventList:
-        """All events that are Scheduled or Started, oldest first."""
-        return await views.event_list(call.service.engine.board, page)
+    async def list_events(self, call: Call, page: Page, ids: Names = None) -> EventList:
+        """All events that are Scheduled or Started, or those with these ids, oldest first."""
+        return await views.event_list(call.service.engine.board, page, split_names(ids))
 
     @get("/{event:str}", errors=UNKNOWN)
     async def show_event(self, event: Name, call: Call) -> EventView:

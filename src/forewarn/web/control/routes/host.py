@@ -11,7 +11,7 @@ from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 from forewarn import errors
 from forewarn.core.event import Cause, EventType
 from forewarn.web.control import views
-from forewarn.web.control.dependencies import Call, Name, Page, to_utc
+from forewarn.web.control.dependencies import Call, Name, Names, Page, split_names, to_utc
 from forewarn.web.control.routes.vm import EARLIEST_START, NOTICE, NoticeBody
 from forewarn.web.control.views import HostEvents, HostList, HostView
 
@@ -42,10 +42,10 @@ class HostController(Controller):
     tags = ("Hosts",)
 
     @get("/")
-    async def list_hosts(self, call: Call, page: Page) -> HostList:
-        """All hosts that have VMs or are declared in the fleet file, by name."""
-        service = call.service
-        return await views.host_list(service.engine.board, service.hosts.managed, page)
+    async def list_hosts(self, call: Call, page: Page, names: Names = None) -> HostList:
+        """All hosts that have VMs or are declared in the fleet file, or those that are named."""
+        board, managed = call.service.engine.board, call.service.hosts.managed
+        return await views.host_list(board, managed, page, split_names(names))
 
     @get("/{host:str}", errors=(errors.UnknownHost,))
     async def show_host(self, host: Name, call: Call) -> HostView:

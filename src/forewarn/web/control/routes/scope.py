@@ -7,7 +7,7 @@ from litestar.params import QueryParameter
 
 from forewarn.errors import Invalid, UnknownScope
 from forewarn.web.control import views
-from forewarn.web.control.dependencies import Call, Name, Page
+from forewarn.web.control.dependencies import Call, Name, Names, Page, split_names
 from forewarn.web.http.message import BLANK_LINE
 from forewarn.web.metadata.fast_path import render
 from forewarn.wire.versions import VERSIONS
@@ -21,9 +21,9 @@ class ScopeController(Controller):
     tags = ("Scopes",)
 
     @get("/")
-    async def list_scopes(self, call: Call, page: Page) -> views.ScopeList:
-        """All scopes, by name."""
-        return await views.scope_list(call.service.engine, page)
+    async def list_scopes(self, call: Call, page: Page, names: Names = None) -> views.ScopeList:
+        """All scopes, or those that are named, by name."""
+        return await views.scope_list(call.service.engine, page, split_names(names))
 
     @get("/{name:str}", errors=(UnknownScope,))
     async def show_scope(self, name: Name, call: Call) -> views.ScopeView:

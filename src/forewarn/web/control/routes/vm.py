@@ -11,7 +11,7 @@ from litestar.status_codes import HTTP_202_ACCEPTED
 from forewarn import errors
 from forewarn.core import command as ask
 from forewarn.web.control import views
-from forewarn.web.control.dependencies import ApiCall, Call, Name, Page, to_utc
+from forewarn.web.control.dependencies import ApiCall, Call, Name, Names, Page, split_names, to_utc
 from forewarn.web.control.views import EventResult, VmList, VmView
 
 OPERATION_ERRORS = (
@@ -39,9 +39,9 @@ class VmController(Controller):
     tags = ("VMs",)
 
     @get("/")
-    async def list_vms(self, call: Call, page: Page) -> VmList:
-        """All VMs, by name."""
-        return await views.vm_list(call.service.engine, page)
+    async def list_vms(self, call: Call, page: Page, names: Names = None) -> VmList:
+        """All VMs, or those that are named, by name."""
+        return await views.vm_list(call.service.engine, page, split_names(names))
 
     @get("/{vm:str}", errors=(errors.UnknownVm,))
     async def show_vm(self, vm: Name, call: Call) -> VmView:

@@ -59,6 +59,31 @@ def test_restart_returns_the_scheduled_event() -> None:
     main(act)
 
 
+def test_lists_can_be_limited_to_some_names() -> None:
+    """A reader of the stream reads again what changed, and some of it may be gone already."""
+
+    async def act(world: World) -> None:
+        event = await world.json("POST", "/api/v1/vms/web-0/restart")
+        await world.json("POST", "/api/v1/vms/web-1/restart")
+        event_id = event["event"]["id"].lower()
+        paths = {
+            "vms": "names=web-1,gone,BackEnd_IN_0,web-1",
+            "scopes": "names=web,gone",
+            "hosts": "names=host-b,gone",
+            "events": f"ids={event_id},gone",
+        }
+        found = [
+            (await world.json("GET", f"/api/v1/{kind}?{query}"))[kind]
+            for kind, query in paths.items()
+        ]
+        shown = [[one.get("name") or one["resources"][0] for one in items] for items in found]
+        assert shown == [["BackEnd_IN_0", "web-1"], ["web"], ["host-b"], ["web-0"]]
+        many = ",".join(f"v{number}" for number in range(101))
+        assert (await world.request("GET", f"/api/v1/vms?names={many}")).status_code == 400
+
+    main(act)
+
+
 def test_restart_without_polling_vms_has_no_event() -> None:
     """A scope that never polled is not enabled: the operation runs at once."""
 
