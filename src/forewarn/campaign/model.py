@@ -18,7 +18,8 @@ HOSTS_BYTES_MAX = 500_000
 PATTERNS_MAX = 100
 MAX_HOSTS_MAX = 250
 SKIPPED_HOSTS_MAX = 100
-"""How many hosts that were not done are named in the record; the history has them all."""
+DONE_HOSTS_MAX = 100
+"""How many hosts that were not done, or were, are named in the record; the history has them all."""
 
 
 class CampaignSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -96,6 +97,13 @@ class SkippedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_failed: bool
 
 
+class DoneHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A host whose maintenance is over, and since when."""
+
+    host: str
+    at: datetime
+
+
 class Campaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One record, written at every step; so it does not contain the list of hosts.
 
@@ -103,7 +111,7 @@ class Campaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     considered; those of them that still wait are in `window`. `paused_by_failure`: paused by a
     failed impact or health check, not by an operator. `operation_id` is the request that started
     it: repeating the request starts no second campaign. `spent` is the time that all done hosts
-    took together.
+    with events took together, `timed` is their number.
     """
 
     id: str
@@ -124,6 +132,8 @@ class Campaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     skipped_hosts: tuple[SkippedHost, ...] = ()
     operation_id: str = ""
     spent: timedelta = timedelta(0)
+    timed: int = 0
+    done_hosts: tuple[DoneHost, ...] = ()
 
     @property
     def name(self) -> str:
@@ -174,8 +184,8 @@ def estimate_end(campaign: Campaign, now: datetime, timing: Timing) -> datetime 
     if campaign.is_over or campaign.state is CampaignState.PAUSED:
         return None
     per_host = host_duration(campaign.spec, timing)
-    if campaign.done:
-        per_host = campaign.spent / campaign.done
+    if campaign.timed:
+        per_host = campaign.spent / campaign.timed
     current = max((max(run.taken_at + per_host, now) for run in campaign.in_progress), default=now)
     if campaign.state is CampaignState.CANCELED:
         return current
@@ -183,4 +193,6 @@ def estimate_end(campaign: Campaign, now: datetime, timing: Timing) -> datetime 
 
 
 CAMPAIGN = RecordCodec("campaign", Campaign)
+CAMPAIGN_WAVES: RecordCodec[tuple[int, ...]] = RecordCodec("campaign waves", tuple[int, ...])
+"""How many hosts of the list each planned wave has."""
 CAMPAIGN_HOSTS: RecordCodec[tuple[str, ...]] = RecordCodec("campaign hosts", tuple[str, ...])

@@ -38,9 +38,11 @@ from msgspec.structs import replace
 from forewarn.campaign.budget import Blocker, BudgetLedger, ScopeSummary
 from forewarn.campaign.forecast import window_size
 from forewarn.campaign.model import (
+    DONE_HOSTS_MAX,
     SKIPPED_HOSTS_MAX,
     Campaign,
     CampaignState,
+    DoneHost,
     EventRef,
     HostPhase,
     HostRun,
@@ -94,8 +96,12 @@ class CampaignDraft:
 
     def finish(self, run: HostRun) -> None:
         self.remove_run(run.host)
-        spent = self.campaign.spent + (self.now - run.taken_at)
-        self.put(done=self.campaign.done + 1, spent=spent)
+        campaign, last = self.campaign, DoneHost(run.host, self.now)
+        done_hosts = (*campaign.done_hosts, last)[-DONE_HOSTS_MAX:]
+        self.put(done=campaign.done + 1, done_hosts=done_hosts)
+        if run.events:  # one without VMs takes no time, and the others will
+            spent = campaign.spent + (self.now - run.taken_at)
+            self.put(timed=campaign.timed + 1, spent=spent)
         self.record(f"host {run.host} done", run.host)
 
     def skip(self, host: str, why: str) -> None:

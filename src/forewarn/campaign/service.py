@@ -5,12 +5,14 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from itertools import accumulate
 
 from forewarn.campaign.budget import ScopeSummary
 from forewarn.campaign.forecast import Forecast, forecast
 from forewarn.campaign.model import (
     CAMPAIGN,
     CAMPAIGN_HOSTS,
+    CAMPAIGN_WAVES,
     HOSTS_BYTES_MAX,
     HOSTS_MAX,
     NAMESPACE,
@@ -33,6 +35,7 @@ from forewarn.store.base import Lease
 
 HOSTS_KEY = "campaign-hosts/{}/0"
 """Version 0.2 numbered several records of a long list; only the first one is left."""
+WAVES_KEY = "campaign-waves/{}/"
 LIVE_MAX = 100
 ENDED_MAX = 1000
 DELETIONS_MAX = 10
@@ -51,6 +54,7 @@ class Campaigns:
         self.fleet = BoardView(engine.board, is_lost)
         engine.register("campaign", CAMPAIGN)
         engine.register("campaign-hosts", CAMPAIGN_HOSTS)
+        engine.register("campaign-waves", CAMPAIGN_WAVES)
 
     def find(self, campaign_id: str) -> Campaign:
         key = campaign_key(campaign_id)
@@ -79,6 +83,18 @@ class Campaigns:
     def waiting_hosts(self, campaign: Campaign) -> tuple[str, ...]:
         """The hosts that have not been taken, in their order."""
         return (*campaign.window, *self._hosts_of(campaign)[campaign.cursor :])
+
+    def count_waves_done(self, campaign: Campaign) -> int | None:
+        """How many of the planned waves have no host left; None if that is no longer known."""
+        if campaign.state is CampaignState.DONE:
+            return campaign.waves
+        hosts, key = self._hosts_of(campaign), WAVES_KEY.format(campaign.id)
+        sizes: tuple[int, ...] | None = self._engine.records.get(key).value
+        if not hosts or sizes is None:
+            return None
+        left = {*self.waiting_hosts(campaign), *(run.host for run in campaign.in_progress)}
+        ends = zip(sizes, accumulate(sizes), strict=True)
+        return sum(left.isdisjoint(hosts[end - size : end]) for size, end in ends)
 
     def _hosts_of(self, campaign: Campaign) -> tuple[str, ...]:
         """A campaign's hosts in their order; none if it is over, or they are not known yet."""
@@ -158,6 +174,8 @@ class Campaigns:
             )
             transaction.put(campaign_key(campaign.id), campaign)
             transaction.put(HOSTS_KEY.format(campaign.id), planned.hosts)
+            sizes = (*map(len, planned.waves), *(1 for _ in planned.waiting))
+            transaction.put(WAVES_KEY.format(campaign.id), sizes)
             detail = f"{campaign.id} started: {spec.type} of {campaign.total} hosts"
             transaction.record(Change(what=ChangeKind.CAMPAIGN, detail=detail))
             return campaign
@@ -196,8 +214,9 @@ class Campaigns:
         return await self._engine.update([key], decide_step, by=by, lease=lease)
 
     def _clean_up(self, transaction: Transaction, campaign_id: str) -> None:
-        """Delete the list of hosts, and the oldest campaigns that are over."""
+        """Delete the list of hosts, its waves, and the oldest campaigns that are over."""
         transaction.put(HOSTS_KEY.format(campaign_id), None)
+        transaction.put(WAVES_KEY.format(campaign_id), None)
         ended = [campaign.id for campaign in self.all() if campaign.is_over]
         for old in ended[: -(ENDED_MAX - 1)][:DELETIONS_MAX]:
             transaction.put(campaign_key(old), None)

@@ -13,6 +13,7 @@ from forewarn.campaign.model import (
     Campaign,
     CampaignSpec,
     CampaignState,
+    DoneHost,
     EventRef,
     HostPhase,
     HostRun,
@@ -49,9 +50,16 @@ def test_estimate_follows_the_hosts_that_are_done() -> None:
     campaign = campaign_of()
 
     assert estimate_end(campaign, NOON, STANDARD) == NOON + 75 * MINUTE
-    one_done = replace(campaign, cursor=1, done=1, spent=5 * MINUTE)
+    one_done = replace(campaign, cursor=1, done=1, timed=1, spent=5 * MINUTE)
     assert estimate_end(one_done, NOON + 5 * MINUTE, STANDARD) == NOON + 15 * MINUTE
     assert estimate_end(replace(campaign, state=CampaignState.PAUSED), NOON, STANDARD) is None
+
+
+def test_host_without_vms_does_not_shorten_the_estimate() -> None:
+    """It was done at once; the two hosts after it have VMs that get their notice."""
+    first_done = replace(campaign_of(), cursor=1, done=1)
+
+    assert estimate_end(first_done, NOON, STANDARD) == NOON + 50 * MINUTE
 
 
 @pytest.mark.parametrize(("seconds", "minutes"), [(None, 25), (-1, 25), (60, 25), (3600, 75)])
@@ -80,7 +88,9 @@ FULL = Campaign(
     ),
     skipped_hosts=(SkippedHost("h2", "broken", is_failed=True),),
     operation_id="request-1",
+    timed=1,
     spent=timedelta(minutes=5, microseconds=1),
+    done_hosts=(DoneHost("h0", NOON),),
 )
 
 

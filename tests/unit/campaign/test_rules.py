@@ -9,10 +9,12 @@ from msgspec.structs import replace
 from forewarn.campaign import rules
 from forewarn.campaign.budget import ScopeSummary
 from forewarn.campaign.model import (
+    DONE_HOSTS_MAX,
     SKIPPED_HOSTS_MAX,
     Campaign,
     CampaignSpec,
     CampaignState,
+    DoneHost,
     EventRef,
     HostPhase,
     HostRun,
@@ -263,6 +265,26 @@ def test_next_host_starts_as_soon_as_the_last_event_is_over() -> None:
     after = reconcile(campaign, fleet, minutes=2)
 
     assert (running(after), after.done, after.spent) == (["h2"], 1, timedelta(minutes=2))
+    assert (after.timed, after.done_hosts) == (1, (DoneHost("h1", NOON + 2 * MINUTE),))
+
+
+def test_host_without_vms_is_done_and_its_time_does_not_count() -> None:
+    """Else the campaign would be expected to end now."""
+    run = HostRun("h1", NOON, HostPhase.ANNOUNCED)
+    after = reconcile(replace(campaign_of(1), cursor=1, in_progress=(run,)), Fleet(), minutes=1)
+
+    assert (after.done, after.timed, after.spent) == (1, 0, timedelta(0))
+
+
+def test_only_the_last_done_hosts_are_named() -> None:
+    """The record is written at every step, so it must not grow with the campaign."""
+    earlier = tuple(DoneHost(f"old-{number}", NOON) for number in range(DONE_HOSTS_MAX))
+    run = HostRun("h1", NOON, HostPhase.ANNOUNCED)
+    campaign = replace(campaign_of(1), cursor=1, in_progress=(run,), done_hosts=earlier)
+    after = reconcile(campaign, Fleet())
+
+    named = [done.host for done in after.done_hosts]
+    assert (len(named), named[0], named[-1]) == (DONE_HOSTS_MAX, "old-1", "h1")
 
 
 def test_event_whose_scope_is_gone_counts_as_canceled() -> None:

@@ -863,5 +863,6 @@ def test_list_of_hosts_is_a_record_of_its_own_until_the_end() -> None:
         assert len(record.value or b"") < 1000
         await end(server, campaign.id)
         assert (await world.store.load("campaign-hosts/")).records == ()
+        assert (await world.store.load("campaign-waves/")).records == ()
 
     run_in_world(main)

@@ -17,6 +17,7 @@ from forewarn.campaign.model import (
     Campaign,
     CampaignSpec,
     CampaignState,
+    DoneHost,
     HostPhase,
     HostRun,
     SkippedHost,
@@ -112,8 +113,10 @@ class HostRunView(msgspec.Struct, frozen=True):
 class CampaignView(msgspec.Struct, frozen=True):
     """A campaign. `skipped_hosts` has the last hosts that were skipped or failed, with the reason.
 
-    `waves` is how many were planned. `waiting_for` is why the next host cannot start, and
-    `waiting_hosts` are the next hosts in their order; both are empty in a list.
+    `waves` is how many were planned; `waves_done` counts those without a host that waits or is in
+    progress, null if that is not known. `done_hosts` are the last hosts that are done.
+    `waiting_for` is why the next host cannot start, and `waiting_hosts` are the next hosts in their
+    order. In a list the last four are null or empty.
     """
 
     id: str
@@ -122,6 +125,7 @@ class CampaignView(msgspec.Struct, frozen=True):
     state: CampaignState
     hosts: HostCounts
     waves: int
+    waves_done: int | None
     pause_reason: str
     paused_by_failure: bool
     waiting_for: str
@@ -135,6 +139,7 @@ class CampaignView(msgspec.Struct, frozen=True):
     in_progress: list[HostRunView]
     skipped_hosts: tuple[SkippedHost, ...]
     waiting_hosts: tuple[str, ...]
+    done_hosts: tuple[DoneHost, ...]
 
 
 class BlockerView(msgspec.Struct, frozen=True):
@@ -238,6 +243,8 @@ def campaign_view(service: Service, campaign: Campaign, *, is_listed: bool = Fal
         CampaignView,
         campaign,
         spec,
+        waves_done=None if is_listed else service.campaigns.count_waves_done(campaign),
+        done_hosts=() if is_listed else campaign.done_hosts,
         hosts=view(HostCounts, campaign, in_progress=len(campaign.in_progress)),
         waiting_for="" if blocker is None else f"{blocker.host}: {blocker}",
         waiting_hosts=waiting[:WAITING_HOSTS_MAX],

@@ -51,6 +51,36 @@ def test_started_campaign_is_shown_with_everything_known() -> None:
     main(act)
 
 
+def test_waves_are_done_when_none_of_their_hosts_is_left() -> None:
+    """Planned are host-a with host-c, which has no VMs, and then host-b."""
+
+    async def act(world: World) -> None:
+        campaigns = world.service.campaigns
+
+        async def finish(host: str) -> None:
+            """As if it had no VMs: nothing is announced, and so all of it is over."""
+            run = next(run for run in campaigns.find("c1").in_progress if run.host == host)
+            await campaigns.apply("c1", partial(set_announced, run=run))
+            await campaigns.apply("c1", reconcile)
+
+        def progress(shown: Any) -> Any:
+            return shown["waves"], shown["waves_done"], [one["host"] for one in shown["done_hosts"]]
+
+        assert progress(await start(world, max_hosts=2)) == (2, 0, [])
+        await campaigns.apply("c1", reconcile)
+        await finish("host-c")
+        assert progress(await show(world)) == (2, 0, ["host-c"])
+        await finish("host-a")
+        assert progress(await show(world)) == (2, 1, ["host-c", "host-a"])
+        assert (await show(world))["estimated_end"] == "2030-01-31T12:25:00Z", "not now"
+        listed = (await world.json("GET", PATH))["campaigns"]
+        assert [progress(each) for each in listed] == [(2, None, [])]
+        await finish("host-b")
+        assert progress(await show(world)) == (2, 2, ["host-c", "host-a", "host-b"])
+
+    main(act)
+
+
 def test_plan_has_the_waves_and_starts_nothing() -> None:
     """host-a and host-b have two update domains of the same scopes; host-c has no VMs."""
 
