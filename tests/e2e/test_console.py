@@ -178,7 +178,9 @@ def test_operator_postpones_and_cancels_in_the_row(tmp_path: Path) -> None:
         page = shown.open()
         page.get_by_role("button", name="Postpone the Reboot of web-0").click()
         page.get_by_label("By how many minutes?").fill("90")
-        assert "It cannot be moved back." in confirm(page, "Postpone")
+        assert "moves from 12:15:00 to 13:45:00, and cannot be moved back." in confirm(
+            page, "Postpone"
+        )
         expect(page.get_by_role("dialog")).to_contain_text("Postponed to")
         page.get_by_role("button", name="Close").click()
         expect(page.locator("tbody time")).to_have_text("in 1h 45m")
@@ -203,9 +205,8 @@ def test_host_is_maintained_and_its_answer_changes(tmp_path: Path) -> None:
         expect(page.locator(".verdict")).to_contain_text("No:")
         page.get_by_role("button", name="Maintain").click()
         page.get_by_label("What is done to the VMs?").select_option("Reboot")
-        assert "restart. They are notified now; it starts at 12:15:00, in 15m" in confirm(
-            page, "Maintain"
-        )
+        text = confirm(page, "Maintain")
+        assert "Restarts 2 VMs of 2 scopes. The notice begins now. It starts at 12:15:00" in text
         expect(page.get_by_role("dialog")).to_contain_text("announced.")
         page.get_by_role("button", name="Close").click()
         expect(page.locator(".verdict")).to_contain_text("has notice until")
@@ -238,6 +239,43 @@ def test_campaign_is_previewed_started_paused_and_resumed(tmp_path: Path) -> Non
         expect(page.locator(".answer")).to_have_text(
             re.compile(r"0 of \d+ hosts done; the others were canceled")
         )
+
+
+def test_campaign_names_its_done_hosts_and_counts_its_waves(busy: str) -> None:
+    """The first host was empty: done at once, which says nothing about when the others end."""
+    with console(busy) as shown:
+        page = shown.open("#/campaigns/c1")
+        expect(page.locator(".answer")).to_have_text("1 of 5 hosts done, 1 of 5 planned waves over")
+        done = page.get_by_role("row", name="kvm-09")
+        expect(done).to_contain_text("done")
+        ends = page.locator("dl > div", has_text="Ends")
+        expect(ends).to_contain_text(re.compile(r"probably in .*\(1[23]:\d\d:00\)"))
+
+
+def test_plan_says_which_hosts_wait(tmp_path: Path) -> None:
+    with lab(tmp_path) as service, console(service.control) as shown:
+        service.forewarn("host", "maintain", "host-a", "--type", "Reboot")
+        service.forewarn("lab", "clock", "advance", "15m")
+        page = shown.open("#/campaigns/new")
+        page.get_by_label("Hosts", exact=True).fill("host-b, host-c")
+        page.get_by_role("button", name="Preview the plan").click()
+        expect(page.locator("section[role=status]")).to_contain_text(
+            re.compile("These wait until they can start.*host-b.*another update domain of web")
+        )
+        page.get_by_label("VMs of a scope that may be down").fill("0")
+        expect(page.locator("section[role=status]")).to_have_text("")
+        shown.allowed.append("status of 400")
+        page.get_by_role("button", name="Preview the plan").click()
+        expect(page.get_by_role("alert")).to_contain_text("max_unavailable")
+
+
+def test_host_under_maintenance_is_safe_until_the_first_impact_ends(tmp_path: Path) -> None:
+    with lab(tmp_path) as service, console(service.control) as shown:
+        service.forewarn("host", "maintain", "host-a", "--type", "Freeze")
+        service.forewarn("lab", "clock", "advance", "15m")
+        page = shown.open("#/hosts/host-a")
+        expect(page.locator(".verdict")).to_contain_text("Yes, while its maintenance lasts")
+        expect(page.locator(".verdict")).to_contain_text("The first impact should end at 12:15:09.")
 
 
 def test_lost_connection_is_shown_and_recovers_without_reload(tmp_path: Path) -> None:

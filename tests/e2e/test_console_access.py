@@ -116,7 +116,12 @@ def test_revoking_a_token_signs_its_browser_out(tmp_path: Path) -> None:
             "--control-url", service.control, "token", "revoke", "viewer",
             FOREWARN_TOKEN=texts["admin"],
         )  # fmt: skip
+        expect(page.get_by_role("alert")).to_have_text("Your session has ended. Sign in again.")
+        sign_in(page, texts["operator"])
+        expect(page.locator("#who")).to_contain_text("operator (operator)")
+        page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_label("Token")).to_be_visible()
+        expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_hostile_names_are_refused_by_the_fleet(tmp_path: Path) -> None:

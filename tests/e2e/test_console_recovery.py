@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import APIResponse, Route, expect
 
 from tests.e2e.console_page import OFFLINE, console
-from tests.e2e.test_console import confirm, lab
+from tests.e2e.test_console import confirm, lab, poll
 from tests.e2e.waiting import eventually
 
 pytestmark = pytest.mark.system
@@ -150,3 +150,46 @@ def test_confirmation_says_what_is_true_when_it_opens(tmp_path: Path) -> None:
         expect(dialog).to_contain_text("without an event: no VM of web polls.")
         confirm(page, "Restart web-0")
         expect(dialog).to_contain_text("It runs now, without an event: no VM of web has polled in")
+
+
+def test_event_that_ended_while_its_dialog_was_open_is_explained(tmp_path: Path) -> None:
+    with lab(tmp_path) as service, console(service.control) as shown:
+        service.forewarn("vm", "restart", "web-0")
+        shown.allowed += ["status of 404", "status of 409", "status of 410"]
+        page = shown.open()
+        page.get_by_role("button", name="Approve the Reboot of web-0").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_role("button", name="Approve")).to_be_enabled()
+        events = json.loads(service.forewarn("event", "list", "--json"))["events"]
+        service.forewarn("event", "cancel", events[0]["id"])
+        expect(page.locator("#sentence")).to_have_text("All quiet.")
+        confirm(page, "Approve")
+        expect(dialog.locator(".outcome.bad")).to_have_text(
+            re.compile("is over: canceled at .*There is nothing left to do.")
+        )
+
+
+def test_jump_of_a_labs_clock_is_shown_at_once(tmp_path: Path) -> None:
+    """Nothing happens in the fleet meanwhile, so no entry of the history says so."""
+    with lab(tmp_path) as service, console(service.control) as shown:
+        service.forewarn("vm", "restart", "web-0")
+        service.forewarn("lab", "clock", "advance", "2h")
+        page = shown.open()
+        expect(page.locator("a.bar.completed")).to_have_count(1)
+        service.forewarn("lab", "clock", "advance", "1d")
+        expect(page.get_by_text("Nothing in the last 24 hours")).to_be_visible(timeout=10_000)
+
+
+def test_vm_that_has_not_polled_yet_is_not_silent(tmp_path: Path) -> None:
+    """The first VM of its scope has just polled; the others have the usual time to follow."""
+    with lab(tmp_path) as service, console(service.control) as shown:
+        page = shown.open("#/fleet")
+        expect(page.locator("#live")).to_have_text("Live")
+        poll(service.metadata, "workers_0")
+        history = page.context.new_page()
+        history.goto(f"{service.control}/api/v1/history?what=enabled&scope=workers")
+        expect(history.locator("body")).to_contain_text("workers")
+        shown.view("#/vms/workers_1")
+        expect(page.locator(".head .badge")).to_have_text("● quiet")
+        service.forewarn("lab", "clock", "advance", "65m")
+        expect(page.locator(".head .badge")).to_have_text("? silent")

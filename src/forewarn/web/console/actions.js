@@ -89,7 +89,7 @@ function postpone(event) {
   const minutes = h("input", { type: "number", min: "1", max: "10080", value: "60", required: true, id: "minutes" });
   const later = () => new Date(new Date(event.not_before).getTime() + Number(minutes.value) * 60_000);
   const describe = () => (minutes.checkValidity()
-    ? `Its earliest start moves from ${clockTime(event.not_before)} to ${clockTime(later())}. It cannot be moved back.`
+    ? `Its deadline moves from ${clockTime(event.not_before)} to ${clockTime(later())}, and cannot be moved back. Approved, it starts earlier.`
     : "Choose 1 to 10,080 minutes.");
   ask({
     title: `Postpone the ${event.type} of ${event.resources.join(", ")}?`,
@@ -104,14 +104,14 @@ function postpone(event) {
 }
 
 const MAINTENANCE = {
-  Freeze: "are paused for some seconds",
-  Reboot: "restart",
-  Redeploy: "move to other hosts",
+  Freeze: (whom) => `Pauses ${whom} for some seconds.`,
+  Reboot: (whom) => `Restarts ${whom}.`,
+  Redeploy: (whom) => `Moves ${whom} to other hosts.`,
 };
 
 function maintain(session, host, whom) {
   const type = h("select", { id: "type" }, Object.keys(MAINTENANCE).map((each) => h("option", {}, each)));
-  const describe = () => `${whom} ${MAINTENANCE[type.value]}. They are notified now; it starts `
+  const describe = () => `${MAINTENANCE[type.value](whom)} The notice begins now. It starts `
     + `${after(session, session.notice_seconds[type.value])}, or earlier once approved. Update domains of a scope take turns.`;
   return { text: [field("What is done to the VMs?", type), describing(type, describe)], body: () => ({ type: type.value }) };
 }
@@ -119,10 +119,11 @@ function maintain(session, host, whom) {
 const ON_HOST = {
   maintain: ["Maintain", maintain],
   degrade: ["Report as degraded", (session, host, whom) => ({
-    text: [`${whom} are moved to other hosts: within days, or as soon as they approve. Do this if the hardware is expected to fail.`],
+    text: [`Moves ${whom} to other hosts. The notice begins now. It starts ${after(session, session.degraded_notice_seconds)}, `
+      + "or earlier once approved. Do this if the hardware is expected to fail."],
   })],
   fail: ["Report as failed", (session, host, whom) => ({
-    text: [`${whom} restart on other hosts now, without notice. Do this only if ${host} is dead: a VM that still runs would run twice.`],
+    text: [`Restarts ${whom} on other hosts now, without notice. Do this only if ${host} is dead: a VM that still runs would run twice.`],
   })],
 };
 
@@ -137,7 +138,7 @@ export function hostActions(store, host) {
           const [session, { vms, scopes }] = await Promise.all([get("session"), get(path`hosts/${host}`)]);
           const prepared = prepare(session, host, `${count(vms.length, "VM")} of ${count(scopes.length, "scope")}`);
           body = prepared.body ?? body;
-          return prepared.text;
+          return vms.length ? prepared.text : [`Nothing happens now: there is no VM on ${host}.`];
         },
         label,
         isDangerous: verb === "fail",
@@ -204,6 +205,7 @@ const NEXT = {
   0: "Check that the service runs and that you can reach it, then try again.",
   401: "Sign in again.",
   403: "Ask somebody with the role operator.",
+  event_ended: "There is nothing left to do.",
   404: "It is gone, or its name is wrong.",
   429: "Wait a few seconds, then try again.",
   500: "This is a defect: see the log of the service.",
@@ -214,7 +216,7 @@ const NEXT = {
 export function explain(error) {
   if (!(error instanceof ApiError)) throw error;
   const message = error.message.replace(/\.$/, "");
-  return `${message[0].toUpperCase()}${message.slice(1)}. ${NEXT[error.status] ?? ""}`.trim();
+  return `${message[0].toUpperCase()}${message.slice(1)}. ${NEXT[error.code] ?? NEXT[error.status] ?? ""}`.trim();
 }
 
 export async function signOut() {

@@ -8,6 +8,7 @@ export class ApiError extends Error {
   constructor(status, body) {
     super(body?.message ?? `the server answered with status ${status}`);
     this.status = status;
+    this.code = body?.error ?? "";
     this.facts = body?.facts ?? {};
   }
 }

@@ -6,13 +6,12 @@ import { button, field, h, name, setText } from "./dom.js";
 import { clockTime, tick } from "./format.js";
 import { CampaignsView, CampaignView, NewCampaignView } from "./campaigns.js";
 import { EventView } from "./event.js";
-import { FleetView } from "./fleet.js";
+import { FleetView, VmView } from "./fleet.js";
 import { HistoryView } from "./history.js";
 import { HostsView, HostView } from "./host.js";
 import { LabView } from "./lab.js";
 import { NowView } from "./now.js";
 import { Store } from "./store.js";
-import { VmView } from "./vm.js";
 
 // A view is a custom element. It gets the store and the part of the address after its name.
 const VIEWS = [
@@ -71,17 +70,14 @@ function showFrame() {
 
 function showLive() {
   const { isLive, staleSince, crowd } = store;
-  document.body.className = isLive ? "live" : staleSince ? "stale" : "crowded";
+  live.className = isLive ? "live" : staleSince ? "stale" : "crowded";
   setText(live, isLive ? "Live" : staleSince ? `Connection lost. Stale since ${clockTime(staleSince)}; trying again…`
     : `Not live, read every 20 seconds: ${crowd}. Close other tabs or windows of this console.`);
 }
 
-function showSignIn(message = "") {
-  const token = h("input", {
-    type: "password", id: "token", autocomplete: "current-password", required: true, spellcheck: "false",
-    placeholder: "fw_…",
-  });
-  const output = h("p", { role: "alert", class: "outcome bad" }, message);
+function showSignIn() {
+  const token = h("input", { type: "password", id: "token", autocomplete: "current-password", required: true, placeholder: "fw_…" });
+  const output = h("p", { role: "alert", class: "outcome bad" }, history.state?.hasEnded ? "Your session has ended. Sign in again." : "");
   async function submit(event) {
     event.preventDefault();
     try {
@@ -89,8 +85,8 @@ function showSignIn(message = "") {
       history.replaceState(null, "");
       await start();
     } catch (error) {
-      const isUnknown = error.status === 401;
-      output.textContent = isUnknown ? "This token is unknown, revoked or expired. Check that you copied all of it." : explain(error);
+      output.textContent = error.status === 401
+        ? "This token is unknown, revoked or expired. Check that you copied all of it." : explain(error);
       token.select();
     }
   }
@@ -110,7 +106,7 @@ async function start() {
   try {
     await store.start();
   } catch (error) {
-    if (error instanceof ApiError && error.status === 401) return showSignIn(history.state?.hasEnded ? "Your session has ended. Sign in again." : "");
+    if (error instanceof ApiError && error.status === 401) return showSignIn();
     main.replaceChildren(h("h1", {}, "Not available"), h("p", { role: "alert" }, explain(error)));
     return setTimeout(start, RETRY_MILLISECONDS);
   }

@@ -54,21 +54,20 @@ export class CampaignView extends View {
   }
 
   content(campaign) {
-    const { hosts } = campaign;
-    const done = campaign.waves_done;
-    const isCanceled = campaign.state === "canceled";
+    const { hosts, waves_done: done } = campaign;
     const waves = done === null ? "" : `, ${done} of ${count(campaign.waves, "planned wave")} over`;
     const estimate = campaign.estimated_end
       ? ["probably ", relative(campaign.estimated_end), ` (${clockTime(campaign.estimated_end)})`] : "not known while it is paused";
     const waitsFor = campaign.waiting_for || (campaign.state === "paused" ? "somebody to resume the campaign" : "nothing");
-    const limit = campaign.max_unavailable === null ? "" : `; at most ${campaign.max_unavailable} VMs of a scope down`;
+    const most = campaign.max_unavailable;
+    const limit = most === null ? "" : `; at most ${Number.isInteger(most) ? count(most, "VM") : `${most} of the VMs`} of a scope down`;
     const counts = ["done", "in_progress", "waiting", "skipped", "failed"];
     return [
       h("p", { class: "crumb" }, h("a", { href: "#/campaigns" }, "Campaigns")),
       h("div", { class: "head" }, h("h1", {}, name(campaign.name || campaign.id)), badge(BADGES[campaign.state], campaign.state)),
       this.actions(campaign),
       h("div", { class: "card" },
-        h("p", { class: "answer" }, `${hosts.done} of ${count(hosts.total, "host")} done${isCanceled ? "; the others were canceled" : waves}`),
+        h("p", { class: "answer" }, `${hosts.done} of ${count(hosts.total, "host")} done${campaign.state === "canceled" ? "; the others were canceled" : waves}`),
         bar(campaign),
         h("ul", { class: "legend" }, counts.map((each) => h("li", {}, `${hosts[each]} ${each.replace("_", " ")}`))),
         definitions([
@@ -90,7 +89,7 @@ export class CampaignView extends View {
     const rows = table("Hosts", ["Host", "State", "Details"]);
     const row = (host, kind, state, ...details) => rows.body.append(rows.row(link("hosts", host), badge(kind, state), details));
     for (const { host, is_failed: isFailed, why } of campaign.skipped_hosts) {
-      row(host, "failed", isFailed ? "failed" : "skipped", why);
+      row(host, isFailed ? "failed" : "notice", isFailed ? "failed" : "skipped", why);
     }
     for (const run of campaign.in_progress) {
       row(run.host, "impact", run.phase, `waits for ${run.waiting_for}`, run.until ? [" ", relative(run.until)] : "");
@@ -124,7 +123,7 @@ export class NewCampaignView extends View {
   build() {
     const input = (id, properties) => h("input", { id, name: id, ...properties });
     const types = ["Freeze", "Reboot", "Redeploy"].map((type) => h("option", {}, type));
-    this.plan = h("div", { role: "status" });
+    this.plan = h("section", { role: "status" });
     this.append(
       h("p", { class: "crumb" }, h("a", { href: "#/campaigns" }, "Campaigns")),
       h("h1", {}, "Plan a campaign"),
@@ -156,8 +155,10 @@ export class NewCampaignView extends View {
   }
 
   planned(plan, body) {
-    const size = ({ total, waves }) => `${count(total, "host")} in ${count(waves.length, "wave")}`;
-    const refused = [...plan.too_large, ...plan.waiting];
+    const size = ({ waiting, waves }) => `${count(waves.flat().length, "host")} in ${count(waves.length, "wave")}`
+      + (waiting.length ? `, and ${count(waiting.length, "host")} later` : "");
+    const blocked = (title, hosts) => (hosts.length ? [h("h2", {}, title),
+      h("ul", {}, hosts.map(({ host, why }) => h("li", {}, link("hosts", host), `: ${why}`)))] : []);
     const start = button("Start the campaign", () => ask({
       title: `Start this ${body.type} campaign?`,
       text: async () => {
@@ -176,9 +177,9 @@ export class NewCampaignView extends View {
       h("h2", {}, `The plan: ${size(plan)}`),
       h("ol", { class: "waves" }, plan.waves.map((wave, index) => h("li", { class: "card" },
         h("strong", {}, `Wave ${index + 1}`), " ", wave.map((host, place) => [place ? ", " : "", link("hosts", host)])))),
-      ...(refused.length ? [h("h2", {}, "Cannot start now"),
-        h("ul", {}, refused.map((each) => h("li", {}, link("hosts", each.host), `: ${each.why}`)))] : []),
-      h("div", { class: "actions" }, plan.waves.length && mayAct(this.store) ? start : ""),
+      ...blocked("These wait until they can start", plan.waiting),
+      ...blocked("Too large: leave these out, or allow more VMs to be down", plan.too_large),
+      h("div", { class: "actions" }, plan.too_large.length || !mayAct(this.store) ? "" : start),
     ];
   }
 }

@@ -45,7 +45,7 @@ export class EventView extends View {
     const [kind, word] = isStarted ? ["impact", "started"] : event.is_approved ? ["approved", "approved"] : ["notice", "in notice"];
     const start = event.started_at ?? event.not_before;
     const seconds = event.duration_seconds;
-    const countdown = h("p", { class: "countdown" }, isStarted ? "Started " : "Starts at the latest ", relative(start),
+    const countdown = h("p", { class: "countdown" }, isStarted ? "Started " : "Deadline ", relative(start),
       h("small", {}, ` ${clockTime(start)}`));
     return this.content(event, badge(kind, word), [countdown, eventActions(this.store, event)], [
       event.is_approved || isStarted ? null : ["Waits for", describeMissing(this.store, event)],
@@ -72,7 +72,7 @@ export class EventView extends View {
 
   /** Who approved, and when: the event has the names, the history the times. */
   approvals(event) {
-    if (!event.approvals.length) return event.ended_at ? "none" : "none yet";
+    if (!event.approvals.length) return event.status === "Scheduled" ? "none yet" : "none";
     return h("ul", { class: "plain" }, event.approvals.map((who) => {
       const entry = this.entries.find((each) => each.what === "approved" && (each.vm || "operator") === who)
         ?? this.entries.find((each) => each.what === "approved");
@@ -83,9 +83,10 @@ export class EventView extends View {
 
   impacts(event) {
     const rows = table("Impacts", ["VM", "State", "Attempts", "Details"]);
-    const kinds = { done: "quiet", failed: "failed" };
+    const kinds = { done: "quiet", failed: "failed", waiting: "stopped" };
+    const words = { claimed: "in progress", booting: "restarted, not back yet" };
     rows.body.append(...event.impacts.map((impact) => rows.row(
-      link("vms", impact.vm), badge(kinds[impact.state] ?? "impact", impact.state), String(impact.tries), impact.detail)));
+      link("vms", impact.vm), badge(kinds[impact.state] ?? "impact", words[impact.state] ?? impact.state), String(impact.tries), impact.detail)));
     return rows.element;
   }
 

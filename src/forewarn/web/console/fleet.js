@@ -1,7 +1,8 @@
-// The fleet: scopes, their update domains, and a tile for each VM. A change redraws one tile.
+// The fleet: scopes, their update domains, and a tile for each VM. A change redraws one tile. And one VM.
 
-import { arrowKeys, empty, field, h, keyed, name, setText } from "./dom.js";
-import { byName, count } from "./format.js";
+import { vmActions } from "./actions.js";
+import { arrowKeys, badge, definitions, empty, field, h, keyed, link, name, setText, show } from "./dom.js";
+import { byName, clockTime, relative } from "./format.js";
 import { STATES } from "./store.js";
 import { View } from "./view.js";
 
@@ -125,10 +126,52 @@ export class FleetView extends View {
     const { size } = this.store.vms;
     this.nothing.hidden = shown > 0 || !size;
     const of = shown < size ? ` of ${size.toLocaleString()}` : "";
-    const text = `${shown.toLocaleString()}${of} VMs`;
+    const text = `${shown.toLocaleString()}${of} ${size === 1 ? "VM" : "VMs"}`;
     setText(this.summary, size ? text : "There are no VMs yet. Apply a fleet file: forewarn fleet apply FILE");
     keyed(this.legend, Object.entries(STATES), ([each]) => each, ([each, { word, shape }]) => h("li", {},
       h("span", { class: `tile ${each}`, "aria-hidden": "true" }, shape), h("span", {}, word)),
     (item, [each, { word }]) => setText(item.lastChild, counts.has(each) ? `${word} ${counts.get(each).toLocaleString()}` : word));
+  }
+}
+
+/** One VM: its state, where it is, its events, and what can be done. */
+export class VmView extends View {
+  update({ isAll, vms }) {
+    if (!isAll && !vms.has(this.detail)) return;
+    const vm = this.store.vms.get(this.detail);
+    const state = vm && this.store.stateOf(vm);
+    const events = this.store.eventsOf(this.detail);
+    show(this, JSON.stringify([vm, state, events]), () => (vm ? this.content(vm, state, events) : [
+      h("h1", {}, name(this.detail)),
+      empty("There is no VM with this name.", "It may have been deleted: ", this.historyLink()),
+    ]));
+  }
+
+  historyLink() {
+    return h("a", { href: `#/history/vm=${encodeURIComponent(this.detail)}` }, "its history");
+  }
+
+  content(vm, state, events) {
+    const { word, shape } = STATES[state];
+    return [
+      h("p", { class: "crumb" }, "VM in scope ", name(vm.scope)),
+      h("div", { class: "head" }, h("h1", {}, name(vm.name)), badge(state, `${shape} ${word}`)),
+      vmActions(this.store, vm),
+      h("div", { class: "card" }, definitions([
+        ["Host", vm.host ? link("hosts", vm.host) : "none"],
+        ["Scope", [name(vm.scope), `, update domain ${vm.update_domain}, fault domain ${vm.fault_domain}`]],
+        ["Power", vm.power],
+        ["Address", vm.address || "none"],
+        vm.id ? ["Id", h("code", {}, vm.id)] : null,
+        ["Last poll", vm.seen_at ? relative(vm.seen_at) : "never: nothing in this VM reads its events"],
+      ])),
+      h("h2", {}, "Events"),
+      events.length ? h("ul", { class: "plain" }, events.map((event) => h("li", {},
+        h("a", { href: `#/events/${event.id}` }, badge(event.status === "Started" ? "impact" : "notice", event.type)),
+        event.status === "Started" ? " started " : " deadline ", relative(event.started_at ?? event.not_before),
+        ` (${clockTime(event.started_at ?? event.not_before)})`)))
+        : empty("Nothing is planned for this VM."),
+      h("p", {}, "What happened before: ", this.historyLink()),
+    ];
   }
 }

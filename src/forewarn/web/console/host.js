@@ -1,6 +1,6 @@
 // Hosts. The question is: is it safe to touch this host now?
 
-import { hostActions } from "./actions.js";
+import { hostActions, mayAct } from "./actions.js";
 import { badge, definitions, empty, field, h, link, name, setText, show, table } from "./dom.js";
 import { byName, clockTime, count, relative } from "./format.js";
 import { STATES } from "./store.js";
@@ -23,16 +23,21 @@ export function judge(store, host, vms) {
   if (!running.length) return { answer: "yes", title: "Yes: no VM runs on it", reasons: [] };
   const reasons = running.map((vm) => explainVm(store.eventsOf(vm.name), vm)).filter((reason) => reason);
   if (!reasons.length) {
-    return { answer: "yes", title: "Yes, while its maintenance lasts: every VM was given notice and is under impact", reasons };
+    const ends = running.map((vm) => findImpact(store.eventsOf(vm.name))).map(({ started_at: start, duration_seconds: seconds }) =>
+      (seconds > 0 ? new Date(start).getTime() + seconds * 1000 : Infinity));
+    const title = "Yes, while its maintenance lasts: every VM was given notice and is under impact";
+    return { answer: "yes", title, reasons, ends: Math.min(...ends) };
   }
   const isAllAnnounced = reasons.every(({ until }) => until);
   const until = isAllAnnounced ? reasons.map((reason) => reason.until).sort().at(-1) : null;
   return { answer: "no", title: `No: ${count(reasons.length, "VM")} would be interrupted`, reasons, until };
 }
 
+const findImpact = (events) => events.find((event) => event.status === "Started");
+
 /** Why a running VM must not be interrupted now; null if it expects to be. */
 function explainVm(events, vm) {
-  const started = events.find((event) => event.status === "Started");
+  const started = findImpact(events);
   const scheduled = events.find((event) => event.status === "Scheduled" && HOST_CAUSES.includes(event.cause));
   if (started && HOST_CAUSES.includes(started.cause)) return null;
   if (started) return { vm, event: started, text: `is under impact: ${started.type}` };
@@ -88,7 +93,7 @@ export class HostView extends View {
   }
 
   content(host, vms) {
-    const { answer, title, reasons, until, since } = judge(this.store, host, vms);
+    const { answer, title, reasons, until, since, ends } = judge(this.store, host, vms);
     const shown = reasons.slice(0, REASONS_MAX);
     return [
       h("p", { class: "crumb" }, h("a", { href: "#/hosts" }, "Hosts")),
@@ -97,7 +102,9 @@ export class HostView extends View {
         h("p", { class: "answer" }, title, "."),
         since ? h("p", {}, "Its daemon was last heard of ", relative(since), ". Look at the host itself before you touch it.") : "",
         until ? h("p", {}, "The last notice ends ", relative(until), `, at ${clockTime(until)}. Then the impacts start.`) : "",
-        answer === "no" && !until
+        ends ? h("p", {}, Number.isFinite(ends) ? `The first impact should end at ${clockTime(ends)}.`
+          : "How long is not known: it ends when the first VM is back.") : "",
+        answer === "no" && !until && mayAct(this.store)
           ? h("p", {}, "Maintain it below: its VMs are notified, and it is safe when their impacts have started.") : "",
         h("ul", { class: "reasons" }, shown.map(({ vm, event, text }) => h("li", {}, link("vms", vm.name), " ",
           event ? h("a", { href: `#/events/${event.id}` }, text) : text))),

@@ -27,14 +27,15 @@ export class LabView extends View {
     this.advances = ADVANCES.map(([label, seconds]) => button(`+ ${label}`, () => this.act(post("clock/advance", { seconds }))));
     return h("section", { class: "card", "aria-labelledby": "lab-clock" }, h("h2", { id: "lab-clock" }, "Clock"), this.time,
       h("div", { class: "actions act" }, this.toggle, this.advances),
-      h("div", { class: "filters act" }, field("Rate: notices and durations are divided by", this.rate),
-        button("Set", () => this.act(put("clock", { rate: Number(this.rate.value) })))));
+      h("div", { class: "filters act" }, field("Rate", this.rate),
+        button("Set", () => this.act(put("clock", { rate: Number(this.rate.value) })))),
+      h("p", { class: "soft act" }, "The rate divides the notices and durations of new events."));
   }
 
   faultPart() {
     this.kind = h("select", { id: "kind", onchange: () => this.showSettings() });
     this.settings = h("input", { id: "settings", placeholder: "from=1m for=2m" });
-    this.hint = h("p", { class: "soft" });
+    this.hint = h("p", { class: "soft act" });
     this.vm = h("select", { id: "vm" });
     this.faults = h("ul", { class: "plain" });
     this.noFaults = h("p", { class: "soft" }, "No fault is on: the endpoint behaves.");
@@ -77,8 +78,8 @@ export class LabView extends View {
     const kinds = Object.entries(schema.discriminator.mapping);
     this.schemas = new Map(kinds.map(([kind, place]) => [kind, schema.$defs[place.split("/").at(-1)]]));
     this.kind.replaceChildren(...[...this.schemas.keys()].map((kind) => h("option", {}, kind)));
-    this.scenario.replaceChildren(...scenarios.map((each) => h("option", { value: each.name }, `${each.name} (${each.lasts})`)));
-    this.abouts = new Map(scenarios.map((each) => [each.name, each.about]));
+    this.scenario.replaceChildren(...scenarios.map((each) =>
+      h("option", { value: each.name, "data-about": each.about }, `${each.name} (${each.lasts})`)));
     this.showSettings();
     this.showAbout();
     await this.refresh();
@@ -91,7 +92,7 @@ export class LabView extends View {
   }
 
   showAbout() {
-    setText(this.about, this.abouts.get(this.scenario.value));
+    setText(this.about, this.scenario.selectedOptions[0].dataset.about);
   }
 
   async refresh() {

@@ -14,7 +14,7 @@ const NUMBERS = {
   failed: ["Failed in 24 hours", STATES.failed.shape],
 };
 const ROWS = 100; // of the events with the next deadlines, and more on request
-const COLUMNS = ["Event", "VMs", "Starts at the latest", "Waits for approval by", "Actions"];
+const COLUMNS = ["Event", "VMs", "Deadline", "Waits for approval by", "Actions"];
 
 /** "2 of web-0, web-1, web-2": whose approval is missing. */
 export function describeMissing(store, event) {

@@ -51,6 +51,7 @@ export class Store extends EventTarget {
   past = new Map(); // events of the last day, by id, made from the history
   #byVm = new Map(); // live events by VM
   #failedAt = new Map(); // when the last event of a VM failed
+  #enabledAt = new Map(); // when the first VM of a scope polled: the others follow
   #dirty = nothingDirty();
   #timer = null; // also while something is read
   #isOpen = false; // the stream
@@ -120,7 +121,7 @@ export class Store extends EventTarget {
     if (vm.power !== "running") return vm.power;
     if (this.hosts.get(vm.host)?.state === "unreachable") return "unreachable";
     const isPolled = this.scopes.get(vm.scope)?.is_enabled;
-    const silentFor = vm.seen_at ? now() - new Date(vm.seen_at) : Infinity;
+    const silentFor = now() - Math.max(new Date(vm.seen_at ?? 0), this.#enabledAt.get(vm.scope) ?? 0);
     return isPolled && silentFor > this.session.silent_seconds * 1000 ? "silent" : "quiet";
   }
 
@@ -248,6 +249,7 @@ export class Store extends EventTarget {
 
   /** Build events of the past from the history: the API has only live ones. */
   #remember(entry) {
+    if (entry.what === "enabled") this.#enabledAt.set(entry.scope, new Date(entry.at));
     if (!entry.event) return;
     const event = this.past.get(entry.event) ?? { id: entry.event, resources: [], done: [] };
     event.type = entry.type ?? event.type;

@@ -35,10 +35,9 @@ export class Timeline {
     this.body = h("div", { class: "card timeline" }, this.labels, this.scroll, this.details);
     this.out = button("−", () => this.#zoomBy(0.5), { "aria-label": "Zoom out" });
     this.in = button("+", () => this.#zoomBy(2), { "aria-label": "Zoom in" });
-    const legend = LEGEND.map((kind) => h("li", {}, badge(kind, kind)));
     this.element = h("section", { "aria-labelledby": "timeline" },
       h("div", { class: "head" }, h("h2", { id: "timeline" }, "Timeline"),
-        h("ul", { class: "legend" }, legend),
+        h("ul", { class: "legend" }, LEGEND.map((kind) => h("li", {}, badge(kind, kind)))),
         h("div", { class: "actions" }, this.out, this.in)),
       this.body);
     new ResizeObserver(() => this.update()).observe(this.scroll);
@@ -149,7 +148,7 @@ function describe(event, isLive) {
   const parts = [];
   if (event.created_at) parts.push(`announced ${clockTime(event.created_at)}`);
   if (event.started_at) parts.push(`started ${clockTime(event.started_at)}`);
-  else if (isLive) parts.push(`starts ${clockTime(event.not_before)} at the latest, ${fromNow(event.not_before)}`);
+  else if (isLive) parts.push(`deadline ${clockTime(event.not_before)}, ${fromNow(event.not_before)}`);
   if (event.ended_at) parts.push(`${event.how} ${clockTime(event.ended_at)}`);
   if (isLive && event.status === "Scheduled") parts.push(event.is_approved ? "approved" : "not approved yet");
   return parts.join(", ");

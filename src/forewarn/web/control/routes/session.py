@@ -33,8 +33,9 @@ class SessionView(msgspec.Struct, frozen=True):
     """Who sends this request, and facts about the service.
 
     `is_required`: requests need a token. `notice_seconds` is how long before its start an event of
-    a type is announced; `rate` divides the notice of a scope's policy. A VM that has not polled for
-    `silent_seconds`, in a scope that polls, is silent.
+    a type is announced, `degraded_notice_seconds` that of a degraded host; `rate` divides the
+    notice of a scope's policy. A VM that has not polled for `silent_seconds`, in a scope that
+    polls, is silent.
     """
 
     name: str
@@ -45,6 +46,7 @@ class SessionView(msgspec.Struct, frozen=True):
     is_lab: bool
     rate: float
     notice_seconds: dict[EventType, float]
+    degraded_notice_seconds: float
     silent_seconds: float
     api_versions: tuple[str, ...]
 
@@ -101,6 +103,7 @@ def session_view(
         is_lab=any(route.path == LAB_PATH for route in request.app.routes),
         rate=timing.rate,
         notice_seconds={kind: notice.total_seconds() for kind, notice in timing.notice.items()},
+        degraded_notice_seconds=timing.degraded_notice.total_seconds(),
         silent_seconds=timing.seen_interval.total_seconds(),
         api_versions=tuple(version.name for version in VERSIONS),
     )
