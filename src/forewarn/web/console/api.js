@@ -104,7 +104,7 @@ async function readStream(number, signal, onMessage) {
 /**
  * Follow the history after the entry with this number, while the page is visible: each browser and
  * each token may have a few streams only. A stream without a heartbeat is lost, whatever the network
- * says. `onLost` returns when to try again. Returns a function that reconnects.
+ * says. `onLost` returns when to try again.
  */
 export function follow(number, { onOpen, onEntry, onGap, onLost }) {
   let current = null;
@@ -130,5 +130,4 @@ export function follow(number, { onOpen, onEntry, onGap, onLost }) {
   };
   document.addEventListener("visibilitychange", connect);
   connect();
-  return connect;
 }

@@ -56,13 +56,12 @@ export class Store extends EventTarget {
   #timer = null; // also while something is read
   #isOpen = false; // the stream
   #isRead = true; // the last read succeeded
-  #reconnect = null;
 
   /** Read everything, then follow what has happened since before that. */
   async start() {
     const [newest] = (await get("history?limit=1")).history;
     await this.readAll();
-    this.#reconnect = follow(newest?.number ?? 0, {
+    follow(newest?.number ?? 0, {
       onOpen: () => this.#open(),
       onEntry: (entry) => this.#take(entry),
       onGap: () => this.#mark({ isAll: true }),
@@ -163,7 +162,6 @@ export class Store extends EventTarget {
     if (!(error instanceof ApiError)) throw error;
     if (error.status === 401) this.dispatchEvent(new Event("signed-out"));
     this.#isRead = false;
-    if (error.status === 0 && this.#isOpen) this.#reconnect();
     this.#mark({ isAll: true }, RETRY_MILLISECONDS);
     this.#showLive();
   }
