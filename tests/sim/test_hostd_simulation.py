@@ -7,8 +7,7 @@ import pytest
 
 from forewarn.engine.entry import Entry
 from forewarn.hostd.worker import ImpactRunner
-from forewarn.platform.base import ImpactRequest
-from forewarn.platform.remote import RemoteResult
+from forewarn.platform.base import ImpactRequest, ImpactResult
 from tests.rules import Broken
 from tests.sim.hostd_world import HostdWorld
 
@@ -79,9 +78,9 @@ class StartsWhatIsOff(ImpactRunner):
 class DoneAtTheReset(ImpactRunner):
     """Does not say that a restarted VM has yet to boot."""
 
-    async def _run(self, request: ImpactRequest) -> RemoteResult:
+    async def _run(self, request: ImpactRequest) -> ImpactResult:
         result = await super()._run(request)
-        return RemoteResult(result.problem, result.detail, result.host)
+        return ImpactResult(result.host, result.detail, problem=result.problem)
 
 
 PLANTED = {
