@@ -1,4 +1,5 @@
-"""Take the screenshots of the console for docs/images, light and dark, of a lab after a busy day.
+"""Take the screenshots for docs/images, light and dark: of the console of a lab after a busy day,
+and of the report of a scenario that fails.
 
 python -m tools.screenshots [--phone] [--full] [FOLDER [VIEW...]]
 """
@@ -10,10 +11,15 @@ from pathlib import Path
 
 from playwright.async_api import Browser, Page, async_playwright
 
+from forewarn.lab.scenario.html_report import render_html
+from forewarn.lab.scenario.report import Console
+from forewarn.lab.scenario.runner import RunOptions, run
+from forewarn.lab.scenario.schema import parse_scenario
 from forewarn.lab.service import LabService
 from tests.e2e.busy_lab import event_of, open_busy_lab
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
+SCENARIO = Path(__file__).parent / "report.yaml"
 WIDE = (1280, 800)
 PHONE = (390, 844)
 
@@ -65,6 +71,20 @@ async def shoot(
             await page.close()
 
 
+async def shoot_report(browser: Browser, folder: Path) -> None:
+    scenario = parse_scenario(SCENARIO.read_bytes(), SCENARIO.name)
+    console = Console(lambda line: None)
+    result = await run(scenario, RunOptions(), console)
+    for scheme in ("light", "dark"):
+        page = await browser.new_page(
+            color_scheme=scheme,  # type: ignore[arg-type]
+            viewport={"width": WIDE[0], "height": WIDE[1]},
+        )
+        await page.set_content(render_html(scenario, result, console).decode())
+        await page.screenshot(path=folder / f"report-{scheme}.png", full_page=True)
+        await page.close()
+
+
 async def prepare(page: Page, name: str) -> None:
     if name == "plan":
         await page.fill("#hosts", "kvm-0[1-4]")
@@ -77,11 +97,16 @@ async def prepare(page: Page, name: str) -> None:
 
 async def main() -> None:
     arguments = [each for each in sys.argv[1:] if not each.startswith("--")]
-    folder, names = Path(arguments[0]) if arguments else IMAGES, arguments[1:] or list(IN_DOCS)
+    folder, names = (
+        Path(arguments[0]) if arguments else IMAGES,
+        arguments[1:] or [*IN_DOCS, "report"],
+    )
     folder.mkdir(parents=True, exist_ok=True)
     async with open_busy_lab() as (lab, url), async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"))
         await shoot(browser, url, lab, folder, names)
+        if "report" in names:
+            await shoot_report(browser, folder)
         await browser.close()
 
 

@@ -1,6 +1,8 @@
 """`forewarn lab run`: its files, exit codes and output, and the command that plays a VM."""
 
 import json
+import os
+import pty
 import re
 import signal
 import subprocess
@@ -98,17 +100,20 @@ def is_over(pid: str) -> bool:
 
 def test_library_scenario_runs_and_writes_its_files(run: Run, tmp_path: Path) -> None:
     done = run(
-        "host-reboot", "--junit", tmp_path / "junit.xml", "--transcript", tmp_path / "all.jsonl"
+        "host-reboot",
+        *("--junit", tmp_path / "junit.xml", "--transcript", tmp_path / "all.jsonl"),
+        *("--html", tmp_path / "report.html"),
     )
 
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.endswith("host-reboot passed (5 expectations)\n")
+    assert "web-0" in (tmp_path / "report.html").read_text()
     assert ElementTree.parse(tmp_path / "junit.xml").getroot().tag == "testsuites"  # noqa: S314 - our own
     entries = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
     assert {"request", "change", "step", "verdict"} <= {entry["kind"] for entry in entries}
 
 
-@pytest.mark.parametrize("option", ["--transcript", "--junit"])
+@pytest.mark.parametrize("option", ["--transcript", "--junit", "--html"])
 def test_unwritable_output_file_fails_before_the_run(run: Run, option: str, scenario: Path) -> None:
     """Not after an hour."""
     done = run(scenario, option, scenario.parent / "nowhere" / "file")
@@ -156,6 +161,96 @@ def test_invalid_file_is_a_usage_error(run: Run, scenario: Path) -> None:
     )
     assert run("no-such-scenario").code == 2
     assert run(scenario.parent / "nowhere.yaml").code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--quiet", "--verbose"], "--quiet and --verbose contradict each other"),
+        (["--real", "--rate", "2"], "--real means --rate 1, but --rate is 2"),
+        (["--rate", "0"], "Invalid value for '--rate'"),
+        (["--rate", "nan"], "Invalid value for '--rate'"),
+        (["--seed", "-1"], "Invalid value for '--seed'"),
+        (["--html", "{folder}"], "--html: cannot write {folder}: Is a directory"),
+        (["--html", "{folder}/small.yaml"], "{folder}/small.yaml is also the scenario"),
+        (["--html", "{folder}/x", "--junit", "{folder}/x"], "{folder}/x is also --junit"),
+        (["--html"], "Option '--html' requires an argument"),
+        (["--", "no-such-program"], "there is no program 'no-such-program'"),
+        (["--as", "app-9"], "there is no VM 'app-9' in small; expected one of app-0"),
+    ],
+)
+def test_wrong_command_line_is_one_line_before_the_run(
+    run: Run, scenario: Path, arguments: list[str], message: str
+) -> None:
+    folder = str(scenario.parent)
+    done = run(scenario, *(each.replace("{folder}", folder) for each in arguments))
+
+    assert (done.code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert message.replace("{folder}", folder) in done.stderr
+
+
+def test_json_is_the_only_thing_on_stdout(run: Run, scenario: Path) -> None:
+    done = run(scenario, "--json")
+    result = json.loads(done.stdout)
+
+    assert (done.code, result["scenario"], result["is_passed"]) == (0, "small", True)
+    assert [each["outcome"] for each in result["expectations"]] == ["passed", "passed"]
+    assert "Scheduled: Reboot of app-0" in done.stderr
+    assert run(scenario, "--json", "--quiet").stderr == ""
+
+
+def test_run_ends_when_everything_is_decided(
+    run: Run, scenario: Path, app: tuple[str, str]
+) -> None:
+    """A handler that is right need not wait for the rest of the hour."""
+    scenario.write_text(SCENARIO.replace("until: 5m", "until: 10h"))
+    began = time.monotonic()
+    done = run(scenario, "--rate", 300, "--", *app)
+
+    assert done.code == 0
+    assert re.search(r"^10h at rate 300, ends about \d\d:\d\d$", done.stdout, re.MULTILINE)
+    assert "waiting for the first poll of app-0, at most 60 s\n" in done.stdout
+    assert "of 10h, when everything was decided; --to-the-end runs the rest\n" in done.stdout
+    assert time.monotonic() - began < 60
+
+
+def test_crash_of_the_command_leaves_the_rest_not_reached(run: Run, scenario: Path) -> None:
+    script = (
+        "import os; from forewarn.client import *; Client(discover(os.environ)).document(); 1/0"
+    )
+    done = run(scenario, "--real", "-q", "--", sys.executable, "-c", script)
+
+    assert done.code == 1
+    assert "not reached  app-0 approves restart within 4m: " in done.stdout
+    assert "FAILED  the command does not fail: it ended with 1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_coloured"), [({"TERM": "xterm"}, True), ({"NO_COLOR": "1"}, False)]
+)
+def test_terminal_has_colours_and_progress(
+    scenario: Path, variables: dict[str, str], is_coloured: bool
+) -> None:
+    ours, theirs = pty.openpty()
+    clean = {"NO_COLOR": "", "TERM": "xterm", **variables}
+    with subprocess.Popen(
+        [*RUN, str(scenario)], stdout=theirs, stderr=theirs, env=environment(**clean)
+    ):
+        os.close(theirs)
+        output = b"".join(iter(lambda: read_terminal(ours), b"")).decode()
+    os.close(ours)
+
+    assert ("\033[32msmall passed (2 expectations)\033[0m" in output) is is_coloured
+    assert "small passed (2 expectations)" in output
+    assert "\r\033[K+0s of 5m, 2 undecided; waiting for: app-0 approves restart" in output
+
+
+def read_terminal(terminal: int) -> bytes:
+    """Return what was written to it; empty when all writers are gone."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:
+        return b""
 
 
 def test_seed_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
@@ -287,8 +382,8 @@ def test_sigterm_ends_the_command_too(scenario: Path, app: tuple[str, str]) -> N
         text=True,
     )
     assert running.stdout is not None
-    running.stdout.readline()
-    child = re.search(r"child (\d+)", running.stdout.readline())
+    lines = iter(running.stdout.readline, "")
+    child = next(match for line in lines if (match := re.search(r"child (\d+)", line)))
     running.send_signal(signal.SIGTERM)
     running.communicate(timeout=LIMIT_SECONDS)
 

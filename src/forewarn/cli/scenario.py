@@ -1,6 +1,9 @@
 """`forewarn lab run`, `lab scenarios` and `lab schema`: run software against a scenario."""
 
 import logging
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +14,12 @@ from forewarn.cli.exit_codes import Exit, Usage, needs_extra
 from forewarn.cli.files import check_writable, read_file, write_file
 from forewarn.cli.options import Json
 from forewarn.cli.output import show_json, show_list
+from forewarn.cli.terminal import paint, show_progress
 from forewarn.errors import Error, Invalid, NotFound
 
 if TYPE_CHECKING:
-    from forewarn.lab.scenario.runner import RunResult
     from forewarn.lab.scenario.schema import Scenario
+    from forewarn.lab.scenario.verdict import RunResult
 
 SCENARIO_BYTES_MAX = 4 * 1024 * 1024
 
@@ -35,6 +39,10 @@ AtAzureAddress = Annotated[bool, typer.Option("--at-azure-address",
     help="Run the command where 169.254.169.254:80 is the lab, without other network (Linux).")]
 TranscriptFile = Annotated[Path | None, typer.Option(
     help="Write everything that happened to this file, as JSON lines.")]
+HtmlFile = Annotated[Path | None, typer.Option(
+    help="Write a report with a timeline to this file, to read in a browser.")]
+ToTheEnd = Annotated[bool, typer.Option("--to-the-end",
+    help="Run to the end, even if every expectation is decided.")]
 JunitFile = Annotated[Path | None, typer.Option(help="Write the results to this file, for CI.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every request too.")]
@@ -52,6 +60,9 @@ def run(
     is_at_azure: AtAzureAddress = False,
     transcript: TranscriptFile = None,
     junit: JunitFile = None,
+    html: HtmlFile = None,
+    to_the_end: ToTheEnd = False,
+    as_json: Json = False,
     is_quiet: Quiet = False,
     is_verbose: Verbose = False,
 ) -> int:
@@ -60,24 +71,31 @@ def run(
         raise Usage(f"--real means --rate 1, but --rate is {rate:g}; expected one of the two")
     if is_at_azure and not command:
         raise Usage("--at-azure-address needs a command; expected it after --, as in -- ./handler")
+    if is_quiet and is_verbose:
+        raise Usage("--quiet and --verbose contradict each other; expected one of the two")
     with needs_extra("lab run"):
-        from forewarn.lab.scenario.report import Console, Verbosity, render_junit
+        from forewarn.lab.scenario.html_report import render_html
+        from forewarn.lab.scenario.report import Console, Verbosity, render_json, render_junit
         from forewarn.lab.scenario.runner import RunOptions
         from forewarn.lab.scenario.runner import run as run_scenario
 
     scenario = _load_scenario(which)
-    for option, path in (("--transcript", transcript), ("--junit", junit)):
-        if path is not None:
-            check_writable(option, path)
+    _check_files(which, {"--transcript": transcript, "--junit": junit, "--html": html})
     options = RunOptions(
         seed=seed,
         rate=1.0 if is_real else rate,
         external=tuple(vms or ()),
         command=tuple(command or ()),
         is_at_azure=is_at_azure,
+        to_the_end=to_the_end,
     )
+
+    def write(line: str) -> None:
+        show_progress("")
+        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+
     verbosity = Verbosity.VERBOSE if is_verbose else Verbosity.NORMAL
-    console = Console(typer.echo, Verbosity.QUIET if is_quiet else verbosity)
+    console = Console(write, Verbosity.QUIET if is_quiet else verbosity, paint, show_progress)
     # The console prints what happens, so the log is not needed.
     logging.getLogger("forewarn").addHandler(logging.NullHandler())
     results: list[RunResult] = []
@@ -88,16 +106,37 @@ def run(
         except (Invalid, NotFound) as error:
             raise Usage(error.message) from error
 
-    run_until_stopped(work)
+    try:
+        run_until_stopped(work)
+    finally:
+        show_progress("")
     if not results:
         return Exit.INTERRUPTED
     result, name = results[0], scenario.file.name
-    console.print_verdicts(name, result.verdicts)
-    if transcript is not None:
-        write_file(transcript, result.transcript.dump())
-    if junit is not None:
-        write_file(junit, render_junit(name, result.verdicts, result.transcript))
+    if as_json:
+        show_json(render_json(name, result))
+    else:
+        console.print_result(name, result)
+    files: dict[Path | None, Callable[[], bytes]] = {
+        transcript: result.transcript.dump,
+        junit: partial(render_junit, name, result),
+        html: partial(render_html, scenario, result, console),
+    }
+    for path in filter(None, files):
+        write_file(path, files[path]())
     return Exit.DONE if result.is_passed else Exit.REFUSED
+
+
+def _check_files(which: str, files: Mapping[str, Path | None]) -> None:
+    """Each can be written, and none is another one or the scenario itself."""
+    options = {Path(which).resolve(): "the scenario"}
+    for option, path in files.items():
+        if path is None:
+            continue
+        other = options.setdefault(path.resolve(), option)
+        if other != option and not path.is_char_device():
+            raise Usage(f"{option}: {path} is also {other}; expected another file")
+        check_writable(option, path)
 
 
 def scenarios(*, as_json: Json = False) -> None:

@@ -188,8 +188,8 @@ class LabRoutes(Controller):
         """Runs a scenario to its end, in virtual time and with a fleet of its own."""
         lines: list[str] = []
         console = Console(lines.append)
-        result = await run(load_from_library(name), RunOptions(), console)
-        console.print_verdicts(name, result.verdicts)
+        result = await run(load_from_library(name), RunOptions(to_the_end=True), console)
+        console.print_result(name, result)
         return ScenarioRun(result.is_passed, lines[-LINES_MAX:])
 
 

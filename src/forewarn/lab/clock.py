@@ -37,12 +37,19 @@ class VirtualClock:
         heapq.heappush(self._sleepers, (time, self._count, waker))
         await waker
 
-    async def advance(self, duration: timedelta) -> None:
-        """Let time pass sleeper by sleeper: what wakes at one time is done before the next."""
+    async def advance(
+        self, duration: timedelta, may_stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Let time pass sleeper by sleeper: what wakes at one time is done before the next.
+
+        It ends early, before it wakes a sleeper, if `may_stop` returns true.
+        """
         async with self._advancing:  # two concurrent calls add up
             await _let_others_run()  # until everything is asleep
             end = self._now + duration
             while self._sleepers and self._sleepers[0][0] <= end:  # ends: each turn removes one
+                if may_stop():
+                    return
                 time, _, waker = heapq.heappop(self._sleepers)
                 if waker.done():
                     continue

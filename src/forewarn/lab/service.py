@@ -6,7 +6,7 @@ Not a second implementation: rules, engine, workers and metadata application are
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -124,8 +124,10 @@ class LabService:
         """Convert a duration of a scenario to the lab's clock."""
         return parse_duration(duration) / self.rate
 
-    async def advance(self, duration: timedelta) -> None:
-        """Let time pass. Returns when everything that was due is done."""
+    async def advance(
+        self, duration: timedelta, may_stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Let time pass until `may_stop`. Returns when everything that was due is done."""
         clock, seconds = self._require_virtual_clock(), duration.total_seconds()
         if not timedelta(0) <= duration <= min(ADVANCE_MAX, END_MAX - clock.now()):
             limits = f"0 to {ADVANCE_MAX.days} days, and a time before the year {END_MAX.year}"
@@ -133,7 +135,7 @@ class LabService:
                 f"the clock cannot advance by {seconds:g} s; expected {limits}", seconds=seconds
             )
         self.transcript.add(TranscriptKind.CLOCK, what="advance", detail=str(duration))
-        await clock.advance(duration)
+        await clock.advance(duration, may_stop)
 
     async def change_clock(
         self,

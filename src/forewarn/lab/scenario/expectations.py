@@ -1,13 +1,12 @@
-"""The kinds of expectations: their members, their sentence, and how each is judged after a run.
+"""The kinds of expectations: their members, their sentence, and how each is checked.
 
-A check is a pure function of the timeline: it returns what happened, or raises `Unmet`. An
-expectation about events that never came is unmet: a test that observed nothing proves nothing.
+An expectation about events that never came is unmet: a test that observed nothing proves nothing.
 """
 
 from abc import abstractmethod
 from datetime import datetime
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -16,34 +15,8 @@ from forewarn.core.event import EventType, Source, Status
 from forewarn.duration import Duration, format_duration, parse_duration
 from forewarn.lab.names import LEADER, OWN, Approver, EventName, TwoVmNames, VmName, VmNames
 from forewarn.lab.scenario.timeline import ENDINGS, Timeline, TrackedEvent, is_good, is_poll
+from forewarn.lab.scenario.verdict import AnyExpectation, Unmet
 from forewarn.lab.transcript import TranscriptEntry
-
-
-class ScenarioVerdict(NamedTuple):
-    expected: str
-    reason: str
-    is_passed: bool
-
-
-class Unmet(Exception):
-    """The expectation does not hold, for this reason."""
-
-
-def judge(expectation: "Expectation", timeline: Timeline) -> ScenarioVerdict:
-    sentence = expectation.describe()
-    try:
-        return ScenarioVerdict(sentence, expectation.check(timeline), is_passed=True)
-    except Unmet as reason:
-        return ScenarioVerdict(sentence, str(reason), is_passed=False)
-
-
-class AnyExpectation(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="expect"
-):
-    """Each kind has `describe`, its sentence, and `check`."""
-
-
-# --- each event of a name: an approval, a document that shows it, a change
 
 
 class EachEvent(AnyExpectation, frozen=True, kw_only=True):
@@ -54,32 +27,48 @@ class EachEvent(AnyExpectation, frozen=True, kw_only=True):
     def _describe_limit(self) -> str:
         return f" within {self.within}" if self.within else ""
 
+    def _find_limit(self, since: datetime, timeline: Timeline) -> datetime:
+        return timeline.planned_end if self.within is None else since + timeline.limit(self.within)
+
     def _is_in_time(self, event: TrackedEvent, timeline: Timeline, at: datetime) -> bool:
-        return self.within is None or at <= event.at + timeline.limit(self.within)
+        return self.within is None or at <= self._find_limit(event.at, timeline)
 
     @abstractmethod
     def _find(self, event: TrackedEvent, timeline: Timeline) -> datetime | str | None:
         """Return when it came true, or what happened instead; None if the event does not count."""
 
-    def _check_each(self, name: str, done: str, timeline: Timeline) -> str:
-        durations = []
+    def may_break(self, timeline: Timeline) -> bool:
+        return self.subject is not None and timeline.may_come(self.subject)
+
+    def _explain(self, event: TrackedEvent, timeline: Timeline) -> str:
+        """Return what else happened, for the reason of the verdict."""
+        return ""
+
+    def _check_each(self, done: str, timeline: Timeline) -> str:
+        name = self.subject or ""
+        durations, more = [], ""
         for event in timeline.get_events(name):
             found = self._find(event, timeline)
             if found is None:
                 continue
+            more = more or self._explain(event, timeline)
             if isinstance(found, str) or not self._is_in_time(event, timeline, found):
-                note = f": {found}" if found and isinstance(found, str) else ""
-                is_open = self._is_in_time(event, timeline, timeline.end)
-                how = f"never {done}" if is_open else f"not {done} in time"
-                scheduled = timeline.format_time(event.at)
-                raise Unmet(f"{event}, Scheduled at {scheduled}, was {how}{note}")
+                if isinstance(found, str):
+                    is_open = self._is_in_time(event, timeline, timeline.end)
+                    how = f"never {done}" if is_open else f"not {done} in time"
+                    how += f": {found}" if found else ""
+                else:
+                    how = f"{done} after {format_duration(timeline.measure(event.at, found))}"
+                scheduled = f"{event}, Scheduled at {timeline.format_time(event.at)}"
+                raise Unmet(f"{scheduled}, was {how}{more}", self._find_limit(event.at, timeline))
             durations.append(timeline.measure(event.at, found))
         if not durations:
             raise Unmet(
-                f"nothing named {name} was {done}: there was no event, or all were cancelled"
+                f"nothing named {name} was {done}: there was no event, or all were cancelled",
+                timeline.while_coming(name),
             )
         longest, times = format_duration(max(durations)), len(durations)
-        return f"after {longest}" if times == 1 else f"{times} times, at most {longest}"
+        return (f"after {longest}" if times == 1 else f"{times} times, at most {longest}") + more
 
 
 class ApprovalExpectation(EachEvent, frozen=True, kw_only=True, tag="approval"):
@@ -100,7 +89,11 @@ class ApprovalExpectation(EachEvent, frozen=True, kw_only=True, tag="approval"):
         return words.get(self.by, self.by or "")
 
     def check(self, timeline: Timeline) -> str:
-        return self._check_each(self.of, f"approved by {self._approver}", timeline)
+        return self._check_each(f"approved by {self._approver}", timeline)
+
+    def _explain(self, event: TrackedEvent, timeline: Timeline) -> str:
+        vms = (self.by,) if self.by in event.vms else event.vms
+        return timeline.describe_refusals(vms, event.at)
 
     def _find(self, event: TrackedEvent, timeline: Timeline) -> datetime | str | None:
         if self.by not in (None, OWN, LEADER, *event.vms):
@@ -155,6 +148,10 @@ class DocumentExpectation(EachEvent, frozen=True, kw_only=True, tag="document"):
     vm: VmName
     shows: Shows
 
+    @property
+    def subject(self) -> str | None:
+        return self.shows.event
+
     def describe(self) -> str:
         shows = self.shows
         words = [str(part) for part in (shows.status, shows.source, shows.type) if part]
@@ -164,12 +161,13 @@ class DocumentExpectation(EachEvent, frozen=True, kw_only=True, tag="document"):
 
     def check(self, timeline: Timeline) -> str:
         if self.shows.event is not None:
-            return self._check_each(self.shows.event, "shown like this", timeline)
+            return self._check_each("shown like this", timeline)
         shown = [each for each in timeline.sightings if each.vm == self.vm]
         first = next((each for each in shown if self.shows.matches(each.event)), None)
+        limit = self._find_limit(timeline.start, timeline)
         if first is None:
-            raise Unmet(f"no document of {self.vm} showed one")
-        if self.within is not None and first.at > timeline.start + timeline.limit(self.within):
+            raise Unmet(f"no document of {self.vm} showed one", limit)
+        if first.at > limit:
             raise Unmet(f"the first one was shown at {timeline.format_time(first.at)}")
         return f"after {format_duration(timeline.measure(timeline.start, first.at))}"
 
@@ -197,7 +195,7 @@ class EventExpectation(EachEvent, frozen=True, kw_only=True, tag="event"):
         return f"{self.of} is {self.becomes}{self._describe_limit()}"
 
     def check(self, timeline: Timeline) -> str:
-        return self._check_each(self.of, self.becomes, timeline)
+        return self._check_each(self.becomes, timeline)
 
     def _find(self, event: TrackedEvent, timeline: Timeline) -> datetime | str | None:
         note = ""
@@ -219,9 +217,6 @@ def refuse_silent(event: TrackedEvent, timeline: Timeline) -> None:
         raise Unmet(f"{event.name} ran at {at} without an event: its scope was not polled")
 
 
-# --- approvals and starts, compared with each other
-
-
 class NoApproval(AnyExpectation, frozen=True, kw_only=True, tag="no-approval"):
     """No VM, or not this one, approves an event of that name."""
 
@@ -236,7 +231,7 @@ class NoApproval(AnyExpectation, frozen=True, kw_only=True, tag="no-approval"):
             if each.event.name == self.of and self.by in (None, each.vm):
                 raise Unmet(timeline.format_approval(each))
         if all(event.is_silent for event in timeline.get_events(self.of)):
-            raise Unmet(f"there was no event named {self.of}")
+            raise Unmet(f"there was no event named {self.of}", timeline.while_coming(self.of))
         return "none came"
 
 
@@ -277,8 +272,11 @@ class Order(AnyExpectation, frozen=True, kw_only=True, tag="order"):
                 raise Unmet(f"{timeline.format_approval(each)}, before {remaining[0]}")
             del remaining[0]
         if remaining:
-            raise Unmet(f"{remaining[0]} never approved")
+            raise Unmet(f"{remaining[0]} never approved", timeline.while_unsettled(self.of))
         return "they did"
+
+    def may_break(self, timeline: Timeline) -> bool:
+        return False
 
 
 class OneAtATime(AnyExpectation, frozen=True, kw_only=True, tag="one-at-a-time"):
@@ -321,17 +319,23 @@ def list_starts(name: str, timeline: Timeline) -> list[tuple[datetime, TrackedEv
     times = ((event.find_change("started"), event) for event in timeline.get_events(name))
     starts = [(at, event) for at, event in times if at is not None]
     if len(starts) < 2:
-        raise Unmet(f"{len(starts)} events of {name} were Started; expected two or more")
+        reason = f"{len(starts)} events of {name} were Started; expected two or more"
+        raise Unmet(reason, timeline.while_unsettled(name))
     return sorted(starts, key=lambda start: start[0])
 
 
-# --- requests of a VM
-
-
-class PollsExpectation(AnyExpectation, frozen=True, kw_only=True, tag="polls"):
-    """The VM polls at least this often, from start to end."""
+class RequestsExpectation(AnyExpectation, frozen=True, kw_only=True):
+    """About all requests of a VM, so that it holds only at the end."""
 
     vm: VmName
+
+    def may_break(self, timeline: Timeline) -> bool:
+        return True
+
+
+class PollsExpectation(RequestsExpectation, frozen=True, kw_only=True, tag="polls"):
+    """The VM polls at least this often, from start to end."""
+
     every: Duration
 
     def describe(self) -> str:
@@ -348,10 +352,9 @@ class PollsExpectation(AnyExpectation, frozen=True, kw_only=True, tag="polls"):
         return f"{len(polls)} polls"
 
 
-class Recovery(AnyExpectation, frozen=True, kw_only=True, tag="recovery"):
+class Recovery(RequestsExpectation, frozen=True, kw_only=True, tag="recovery"):
     """After every bad response the VM retries within this time, until it gets a good one."""
 
-    vm: VmName
     within: Duration
 
     def describe(self) -> str:
@@ -364,10 +367,11 @@ class Recovery(AnyExpectation, frozen=True, kw_only=True, tag="recovery"):
                 until = timeline.format_time(retry.at)
                 raise Unmet(f"{describe_no_retry(bad, timeline)} until {until}")
         if requests and not is_good(requests[-1]):
-            raise Unmet(describe_no_retry(requests[-1], timeline))
+            limit = requests[-1].at + timeline.limit(self.within)
+            raise Unmet(describe_no_retry(requests[-1], timeline), limit)
         count = sum(not is_good(each) for each in requests)
         if not count:
-            raise Unmet(f"{self.vm} never got a bad response")
+            raise Unmet(f"{self.vm} never got a bad response", timeline.planned_end)
         return f"{count} bad responses, then good ones"
 
 

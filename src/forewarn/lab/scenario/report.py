@@ -1,15 +1,20 @@
 """The reports of a run: live on the console, and as JUnit for CI systems."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import IntEnum
 
+from forewarn.duration import format_duration
 from forewarn.junit import TestCase, render
-from forewarn.lab.scenario.expectations import ScenarioVerdict
 from forewarn.lab.scenario.timeline import Observation, Timeline, is_good
-from forewarn.lab.transcript import Transcript, TranscriptKind
+from forewarn.lab.scenario.verdict import Outcome, RunResult
+from forewarn.lab.transcript import TranscriptKind
 
 SHOWN_CHARS_MAX = 200
+LINES_MAX = 2000
+COLOURS = {Outcome.PASSED: "green", Outcome.FAILED: "red", Outcome.NOT_REACHED: "yellow"}
 
 CHANGES = {
     "enabled": "a VM polls: Scheduled Events are enabled for the scope",
@@ -37,14 +42,22 @@ class Verbosity(IntEnum):
 
 @dataclass(eq=False)
 class Console:
-    """Prints a run line by line. QUIET prints only the verdicts."""
+    """Prints a run line by line. QUIET prints only the verdicts.
+
+    `paint` gives a text a colour, `progress` replaces the status line of a terminal. `lines` are
+    the newest ones, printed or not.
+    """
 
     write: Callable[[str], None]
     verbosity: Verbosity = Verbosity.NORMAL
+    paint: Callable[[str, str], str] = lambda text, colour: text
+    progress: Callable[[str], None] | None = None
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=LINES_MAX), init=False)
     _bad: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict, init=False)
     """The last bad response and how often it came in a row, by VM and method."""
 
     def print(self, line: str) -> None:
+        self.lines.append(line)
         if self.verbosity > Verbosity.QUIET:
             self.write(line)
 
@@ -62,14 +75,32 @@ class Console:
             shown = text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
             self.print(f"{time:>11} {subject or entry.kind:12} {shown}")
 
-    def print_verdicts(self, name: str, verdicts: Sequence[ScenarioVerdict]) -> None:
-        """Print the verdicts at any verbosity."""
-        for verdict in verdicts:
-            result = "passed" if verdict.is_passed else "FAILED"
-            self.write(f"{result}  {verdict.expected}: {verdict.reason}")
-        failed = sum(not verdict.is_passed for verdict in verdicts)
-        result = f"FAILED ({failed} of {len(verdicts)}" if failed else f"passed ({len(verdicts)}"
-        self.write(f"{name} {result} expectations)")
+    def show_progress(self, timeline: Timeline, waiting: Sequence[tuple[datetime, str]]) -> None:
+        """Show how far the run is, and until when it waits for which expectation."""
+        if self.progress is None:
+            return
+        whole = timeline.format_time(timeline.planned_end)[1:]
+        text = f"{timeline.format_time(timeline.end)} of {whole}"
+        if waiting:
+            deadline, expected = min(waiting)
+            left = format_duration(timeline.measure(timeline.end, deadline))
+            text += f", {len(waiting)} undecided; waiting for: {expected}, {left} left"
+        self.progress(text)
+
+    def print_result(self, name: str, result: RunResult) -> None:
+        """Print how the run ended, and the verdicts at any verbosity."""
+        self.print(result.ending)
+        for step in result.skipped:
+            self.print(f"{Outcome.NOT_REACHED}  {step}")
+        for outcome, expected, reason in (
+            (v.outcome, v.expected, v.reason) for v in result.verdicts
+        ):
+            word = "FAILED" if outcome is Outcome.FAILED else str(outcome)
+            self.write(f"{self.paint(word, COLOURS[outcome])}  {expected}: {reason}")
+        failed = sum(not verdict.is_passed for verdict in result.verdicts)
+        of = f"FAILED ({failed} of " if failed else "passed ("
+        whole = f"{name} {of}{len(result.verdicts)} expectations)"
+        self.write(self.paint(whole, "red" if failed else "green"))
 
     def _describe(self, observation: Observation) -> str:
         entry = observation.entry
@@ -104,15 +135,32 @@ class Console:
         return f"good responses again, after {count} bad ones" if count else ""
 
 
-def render_junit(name: str, verdicts: Sequence[ScenarioVerdict], transcript: Transcript) -> bytes:
-    """Render a case per expectation. Failures end with the newest transcript entries."""
+def render_junit(name: str, result: RunResult) -> bytes:
+    """Render a case per expectation. Failures end with the newest transcript entries.
+
+    Times are those of the scenario.
+    """
     cases = [
         TestCase(
             name=verdict.expected,
             classname=f"forewarn.lab.{name}",
-            failure="" if verdict.is_passed else verdict.reason,
-            details=f"{verdict.expected}: {verdict.reason}\n\n{transcript}",
+            failure="" if verdict.is_passed else f"{verdict.outcome}: {verdict.reason}",
+            details=f"{verdict.expected}: {verdict.reason}\n\n{result.transcript}",
+            seconds=verdict.seconds,
         )
-        for verdict in verdicts
+        for verdict in result.verdicts
     ]
-    return render(name, cases)
+    return render(name, cases, result.timeline.seconds)
+
+
+def render_json(name: str, result: RunResult) -> dict[str, object]:
+    """Return the result for programs. Times are those of the scenario."""
+    members = ("expected", "outcome", "reason", "seconds")
+    return {
+        "scenario": name,
+        "is_passed": result.is_passed,
+        "seconds": result.timeline.seconds,
+        "ending": result.ending,
+        "expectations": [{each: getattr(v, each) for each in members} for v in result.verdicts],
+        "steps_not_reached": result.skipped,
+    }

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import shutil
 from asyncio.subprocess import Process
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -11,24 +12,27 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from forewarn.duration import parse_duration
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for_first
 from forewarn.errors import Error, Invalid, NotFound
 from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import parse_begin
-from forewarn.lab.scenario.expectations import ScenarioVerdict, judge
 from forewarn.lab.scenario.guest import Guest
 from forewarn.lab.scenario.program import start_program
 from forewarn.lab.scenario.report import Console
 from forewarn.lab.scenario.schema import NEVER, START, Scenario, list_vms
-from forewarn.lab.scenario.steps import JumpStep, ScenarioStep, Stage
+from forewarn.lab.scenario.steps import FaultStep, JumpStep, ScenarioStep, Stage
 from forewarn.lab.scenario.timeline import Timeline, is_poll
+from forewarn.lab.scenario.verdict import Outcome, RunResult, ScenarioVerdict, judge
 from forewarn.lab.service import LabService, Setup, open_lab
-from forewarn.lab.transcript import Transcript, TranscriptEntry, TranscriptKind
+from forewarn.lab.transcript import TranscriptEntry, TranscriptKind
 
 COMMAND_SECONDS_MAX = 60.0
 MANUAL_SECONDS_MAX = 600.0
 """How long to wait for the first poll of an external VM, with a command and without one."""
+LOOK_EVERY, LOOK_EVERY_VIRTUAL = timedelta(seconds=0.25), timedelta(seconds=10)
+"""How often a run looks whether everything is decided, on the real and on a virtual clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +45,7 @@ class RunOptions:
     command: tuple[str, ...] = ()
     is_at_azure: bool = False
     first_poll_seconds_max: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    verdicts: tuple[ScenarioVerdict, ...]
-    transcript: Transcript
-
-    @property
-    def is_passed(self) -> bool:
-        return all(verdict.is_passed for verdict in self.verdicts)
+    to_the_end: bool = False
 
 
 async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunResult:
@@ -64,6 +59,8 @@ async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunR
             f"{file.name} has a jump, which needs a virtual clock;"
             " expected neither a rate nor external VMs"
         )
+    if options.command and shutil.which(options.command[0]) is None:
+        raise Invalid(f"there is no program {options.command[0]!r}; expected one that can be run")
     setup = Setup(
         fleet=scenario.fleets[0],
         is_virtual=rate is None,
@@ -77,6 +74,7 @@ async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunR
             console.print(f"{vm} is external; its endpoint is {url}")
         if external and lab.rate > 1:
             console.print(f"one second of real time is {lab.rate:g} s of the scenario")
+        console.print(describe_plan(file.until, rate, lab.clock.now()))
         software: AbstractAsyncContextManager[Process | None] = nullcontext()
         if options.command:  # it plays the first external VM
             vm, write = external[0], partial(console.print_output, external[0])
@@ -84,10 +82,11 @@ async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunR
                 options.command, vm, urls[vm], write, is_at_azure=options.is_at_azure
             )
         async with software as program:
-            missing = await wait_for_first_polls(lab, external, program, options)
+            missing = await wait_for_first_polls(lab, external, program, options, console)
+            runner = Runner(scenario, lab, console, seed=seed, external=external)
             if missing is not None:
-                return RunResult(verdicts=(missing,), transcript=lab.transcript)
-            return await Runner(scenario, lab, console, seed=seed, external=external).run(program)
+                return runner.conclude(program, missing)
+            return await runner.run(program, to_the_end=options.to_the_end)
 
 
 def choose_external(scenario: Scenario, options: RunOptions) -> tuple[str, ...]:
@@ -117,8 +116,20 @@ def choose_rate(scenario: Scenario, options: RunOptions, external: Sequence[str]
     return 1.0 if external else None
 
 
+def describe_plan(until: str, rate: float | None, now: datetime) -> str:
+    """Return what a run will take, on one line."""
+    if rate is None:
+        return f"{until} in virtual time"
+    end = now + parse_duration(until) / rate
+    return f"{until} at rate {rate:g}, ends about {end.astimezone():%H:%M}"
+
+
 async def wait_for_first_polls(
-    lab: LabService, external: Sequence[str], program: Process | None, options: RunOptions
+    lab: LabService,
+    external: Sequence[str],
+    program: Process | None,
+    options: RunOptions,
+    console: Console,
 ) -> ScenarioVerdict | None:
     """Wait until every external VM has polled. Returns a failed verdict if one does not."""
     missing = dict.fromkeys(external)
@@ -135,6 +146,7 @@ async def wait_for_first_polls(
     )
     lab.transcript.followers.append(follow)
     if missing:
+        console.print(f"waiting for the first poll of {', '.join(missing)}, at most {seconds:g} s")
         ends = [program.wait()] if program else []
         await wait_for_first(has_all.wait(), *ends, timeout=seconds)
     lab.transcript.followers.remove(follow)
@@ -143,7 +155,7 @@ async def wait_for_first_polls(
     reason = f"no poll within {seconds:g} s"
     if program is not None and program.returncode is not None:
         reason = f"the command ended with {program.returncode} before its first poll"
-    return ScenarioVerdict(f"{', '.join(missing)} polls its endpoint", reason, is_passed=False)
+    return ScenarioVerdict(f"{', '.join(missing)} polls its endpoint", reason, Outcome.FAILED)
 
 
 class Runner:
@@ -166,12 +178,22 @@ class Runner:
         is_real = not isinstance(lab.clock, VirtualClock)
         find = lab.engine.board.find_event
         self._timeline = Timeline(self._start, find, rate=lab.rate, is_real=is_real)
+        self._timeline.planned_end = self._end
+        for step in self._file.steps:
+            times = step.repeat.times if step.repeat else 1
+            self._timeline.coming[get_event_name(step)] += times
+        self._open = dict(enumerate(self._file.expectations))
+        """The expectations that are not decided yet, by number."""
+        self._decided_at: dict[int, float] = {}
+        self._look_at = self._start
+        self._may_end_early = False
         rng = random.Random(f"steps {seed}")
         self._stage = Stage(lab, self._timeline, rng, fault_ids={})
         self._conditions = dict(scenario.conditions)
         """Those that have not been met, by step number."""
         self._waiting = set(scenario.conditions)
         """The numbers of the steps with a condition that have not run."""
+        self._unreached = set(range(1, len(self._file.steps) + 1))
         self._refused: list[ScenarioVerdict] = []
         self._error: Exception | None = None
         rng = random.Random(f"guests {seed}")
@@ -184,7 +206,7 @@ class Runner:
             vm: published.scope.incarnation for vm, published in lab.engine.board.vms.items()
         }
 
-    async def run(self, program: Process | None) -> RunResult:
+    async def run(self, program: Process | None, *, to_the_end: bool) -> RunResult:
         self._lab.transcript.followers.append(self._follow)
         self._lab.engine.board.subscribe(self._wake_guests)
         for guest in self._guests.values():
@@ -199,19 +221,25 @@ class Runner:
         for number, step in enumerate(self._file.steps, 1):
             if step.at is not None and not isinstance(step, JumpStep):
                 self._plan(number, step, self._start + self._lab.scale(step.at))
+        self._may_end_early = bool(self._open) and not to_the_end
         await self._let_time_pass(program)
         await self._lab.scheduler.cancel()
         self._lab.transcript.followers.remove(self._follow)
         if self._error is not None:
             raise self._error
-        return self._conclude(program)
+        return self.conclude(program)
 
     async def _let_time_pass(self, program: Process | None) -> None:
-        if not isinstance(self._lab.clock, VirtualClock):
-            ends = [self._lab.clock.sleep_until(self._end)]
-            if program is not None:
-                ends.append(wait_for_failure(program))
-            await wait_for_first(*ends)
+        clock = self._lab.clock
+        if not isinstance(clock, VirtualClock):
+            while (now := clock.now()) < self._end and not self._is_decided():
+                nap = clock.sleep_until(min(self._end, now + LOOK_EVERY))
+                if program is None or program.returncode == 0:
+                    await nap
+                else:
+                    await wait_for_first(nap, program.wait())
+                if program is not None and program.returncode:
+                    return  # there is nothing left to test
             return
         jumps = [
             (self._lab.scale(step.at or ""), number, step)
@@ -220,6 +248,8 @@ class Runner:
         ]
         for at, number, step in sorted(jumps, key=lambda jump: jump[:2]):
             await self._advance_to(self._start + at)
+            if self._is_decided():
+                return
             await self._run_step(number, step)
         await self._advance_to(self._end)
 
@@ -227,23 +257,62 @@ class Runner:
         remaining = time - self._lab.clock.now()
         if remaining > timedelta(0):
             # In its own task: the clock yields often, and each yield would cross our whole stack.
-            await asyncio.create_task(self._lab.advance(remaining))
+            await asyncio.create_task(self._lab.advance(remaining, self._is_decided))
 
-    def _conclude(self, program: Process | None) -> RunResult:
-        self._timeline.end = self._lab.clock.now()
-        verdicts = [judge(expected, self._timeline) for expected in self._file.expectations]
+    def _is_decided(self) -> bool:
+        """Return whether the run may end early. A look costs time, so it is not taken always."""
+        timeline = self._timeline
+        timeline.end = self._lab.clock.now()
+        if timeline.end >= self._look_at:
+            self._look_at = timeline.end + (LOOK_EVERY if timeline.is_real else LOOK_EVERY_VIRTUAL)
+            waiting = []
+            for number, expected in list(self._open.items()):
+                is_coming = timeline.may_come(expected.subject)
+                until = self._end if is_coming else judge(expected, timeline).open_until
+                if until is None:
+                    self._decided_at[number] = timeline.seconds
+                    del self._open[number]
+                else:
+                    waiting.append((until, expected.describe()))
+            self._console.show_progress(timeline, waiting)
+        return self._may_end_early and not self._open and not self._waiting
+
+    def conclude(
+        self, program: Process | None, missing: ScenarioVerdict | None = None
+    ) -> RunResult:
+        """Judge the run as it is now. `missing`: it did not begin, for this reason."""
+        timeline, steps = self._timeline, self._file.steps
+        timeline.end = self._lab.clock.now()
+        is_early = timeline.end < self._end
+        timeline.is_cut = is_early and not self._is_decided()
+        verdicts = [missing] if missing else []
+        for number, expected in enumerate(self._file.expectations):
+            took = self._decided_at.get(number, timeline.seconds)
+            verdicts.append(judge(expected, timeline)._replace(seconds=took))
         verdicts += self._refused
         verdicts += [self._judge_waiting(number) for number in sorted(self._waiting)]
-        if program is not None and program.returncode is not None:
+        if program is not None and program.returncode is not None and missing is None:
             code = program.returncode
+            outcome = Outcome.FAILED if code else Outcome.PASSED
             verdicts.append(
-                ScenarioVerdict("the command does not fail", f"it ended with {code}", code == 0)
+                ScenarioVerdict("the command does not fail", f"it ended with {code}", outcome)
             )
         for verdict in verdicts:
-            what = "passed" if verdict.is_passed else "failed"
             detail = f"{verdict.expected}: {verdict.reason}"
-            self._lab.transcript.add(TranscriptKind.VERDICT, what=what, detail=detail)
-        return RunResult(verdicts=tuple(verdicts), transcript=self._lab.transcript)
+            self._lab.transcript.add(TranscriptKind.VERDICT, what=verdict.outcome, detail=detail)
+        ending = f"ended at {timeline.format_time(timeline.end)} of {self._file.until}"
+        if is_early and not timeline.is_cut:
+            ending += ", when everything was decided; --to-the-end runs the rest"
+        return RunResult(
+            verdicts=tuple(verdicts),
+            transcript=self._lab.transcript,
+            timeline=timeline,
+            ending=ending,
+            skipped=tuple(
+                f"step {number} ({steps[number - 1].verb})"
+                for number in sorted(self._unreached - self._waiting)
+            ),
+        )
 
     def _judge_waiting(self, number: int) -> ScenarioVerdict:
         """A step that never ran fails the run: what the scenario is about did not happen."""
@@ -251,7 +320,7 @@ class Runner:
         reason = f"`{step.when}` was never true"
         if number not in self._conditions:
             reason = f"`{step.when}` was true less than {step.after or '0s'} before the end"
-        return ScenarioVerdict(f"step {number} ({step.verb}) runs", reason, is_passed=False)
+        return ScenarioVerdict(f"step {number} ({step.verb}) runs", reason, Outcome.NOT_REACHED)
 
     def _follow(self, entry: TranscriptEntry) -> None:
         """The engine ignores errors of its listeners, so ours are raised at the end of the run."""
@@ -263,6 +332,8 @@ class Runner:
 
     def _observe(self, entry: TranscriptEntry) -> None:
         observation = self._timeline.add(entry)
+        if not is_poll(entry) or (observation.document and observation.document.events):
+            self._look_at = entry.at
         self._console.print_observation(observation, self._timeline)
         for number, is_met in list(self._conditions.items()):
             if is_met(observation, self._timeline):
@@ -293,15 +364,18 @@ class Runner:
     async def _run_step(self, number: int, step: ScenarioStep) -> None:
         """A step that is refused fails the run: what the scenario is about did not happen."""
         self._waiting.discard(number)
+        self._unreached.discard(number)
         self._lab.transcript.add(TranscriptKind.STEP, what=step.verb, detail=step.describe())
         try:
             await step.run(self._stage)
         except Error as error:
             title = f"step {number} ({step.verb}) succeeds"
-            self._refused.append(ScenarioVerdict(title, error.message, is_passed=False))
+            self._refused.append(ScenarioVerdict(title, error.message, Outcome.FAILED))
+        self._timeline.coming[get_event_name(step)] -= 1
 
 
-async def wait_for_failure(program: Process) -> None:
-    """Wait until it exits with a code other than 0: then there is nothing left to test."""
-    if await program.wait() == 0:
-        await asyncio.get_running_loop().create_future()
+def get_event_name(step: ScenarioStep) -> str | None:
+    """Return the name of the events that a step creates; None if it creates none."""
+    if isinstance(step, FaultStep) or not hasattr(step, "as_"):
+        return None
+    return step.as_ or ""

@@ -4,13 +4,14 @@ Each transcript entry becomes an `Observation`, which conditions and the console
 happens. The timeline keeps no bodies, since a run may see millions of polls.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from forewarn.client import models
@@ -28,6 +29,9 @@ BY = "scenario"
 ENDINGS = ("completed", "canceled", "failed")
 DELAYS = {"first-call", "latency"}
 GRACE = timedelta(seconds=1)
+END_MAX = datetime.max.replace(tzinfo=UTC)
+REFUSALS_SHOWN_MAX = 2
+REASON_CHARS_MAX = 120
 
 
 @dataclass(eq=False)
@@ -65,6 +69,14 @@ class ObservedApproval(NamedTuple):
     event: TrackedEvent
 
 
+class Refusal(NamedTuple):
+    """A POST that approved nothing, and how it was refused."""
+
+    at: datetime
+    vm: str
+    how: str
+
+
 class Sighting(NamedTuple):
     """A VM was shown an event, for the first time like this."""
 
@@ -99,10 +111,19 @@ class Timeline:
     is_real: bool = False
 
     def __post_init__(self) -> None:
+        self.planned_end = END_MAX
         self.end = self.start
+        """How far it goes: now, until the run is over."""
+        self.is_cut = False
+        """The run has ended before its time."""
+        self.coming: Counter[str | None] = Counter()
+        """How many steps will still run, by the name of the events that they create; or None."""
         self.grace = GRACE if self.is_real else timedelta(0)
         self.events: dict[str, TrackedEvent] = {}
         self.approvals: list[ObservedApproval] = []
+        self.refusals: list[Refusal] = []
+        self.marks: list[TranscriptEntry] = []
+        """Steps and faults."""
         self.requests: dict[str, list[TranscriptEntry]] = defaultdict(list)
         self.sightings: list[Sighting] = []
         self.left_at: dict[str, datetime] = {}
@@ -120,6 +141,10 @@ class Timeline:
                 document = read_shown(entry.response_body.encode())
             if document is not None:
                 self._add_sightings(entry, document)
+            if entry.method == "POST" and entry.status != 200:
+                self.refusals.append(read_refusal(entry))
+        elif entry.kind in (TranscriptKind.STEP, TranscriptKind.FAULT):
+            self.marks.append(entry)
         approvals = tuple(self._read_approvals(entry))
         self.approvals += approvals
         for approval in approvals:
@@ -172,9 +197,44 @@ class Timeline:
         """Return the events that steps gave this name, the oldest first."""
         return [event for event in self.events.values() if event.name == name]
 
+    def may_come(self, name: str | None) -> bool:
+        """Return whether a step will still create events of this name (None: of any name)."""
+        if name is not None:
+            return self.coming[name] > 0
+        return any(count for each, count in self.coming.items() if each is not None)
+
+    def is_settled(self, name: str | None) -> bool:
+        """Return whether all events of this name (None: of any name) have come and ended."""
+        events = self.events.values() if name is None else self.get_events(name)
+        return not self.may_come(name) and all(
+            event.is_silent or event.find_change(*ENDINGS) is not None for event in events
+        )
+
+    def while_coming(self, name: str) -> datetime | None:
+        """Return the planned end while events of this name may come, and None after that."""
+        return self.planned_end if self.may_come(name) else None
+
+    def while_unsettled(self, name: str | None) -> datetime | None:
+        """Return the planned end until events of this name have come and ended; then None."""
+        return None if self.is_settled(name) else self.planned_end
+
+    def describe_refusals(self, vms: Collection[str], since: datetime) -> str:
+        """Return how often approvals of these VMs were refused, for the most frequent reason."""
+        refusals = (each for each in self.refusals if each.vm in vms and each.at >= since)
+        counts = Counter(each.how for each in refusals)
+        return "".join(
+            f"; {count} approval{'s were' if count > 1 else ' was'} {how}"
+            for how, count in counts.most_common(REFUSALS_SHOWN_MAX)
+        )
+
     def measure(self, since: datetime, until: datetime) -> timedelta:
         """Return a duration in the scenario's time."""
         return (until - since) * self.rate
+
+    @property
+    def seconds(self) -> float:
+        """How long it is, in the scenario's time."""
+        return self.measure(self.start, self.end).total_seconds()
 
     def format_time(self, time: datetime) -> str:
         """Format a time as the scenario's time since its start."""
@@ -192,6 +252,17 @@ class Timeline:
 def is_poll(entry: TranscriptEntry) -> bool:
     is_get = entry.kind is TranscriptKind.REQUEST and entry.method == "GET"
     return is_get and "/scheduledevents" in entry.path.lower()
+
+
+def read_refusal(entry: TranscriptEntry) -> Refusal:
+    """The reason is the error in the body, unless a fault made it."""
+    reason = entry.response_body
+    with suppress(msgspec.DecodeError, LookupError, TypeError):
+        reason = str(msgspec.json.decode(reason)["error"])
+    if entry.faults:
+        reason = f"the fault {', '.join(entry.faults)}"
+    how = f"refused with {entry.status}: {reason}" if entry.status else "left without a response"
+    return Refusal(entry.at, entry.vm, how[:REASON_CHARS_MAX])
 
 
 def is_good(entry: TranscriptEntry) -> bool:

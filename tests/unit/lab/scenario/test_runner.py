@@ -365,6 +365,7 @@ def test_rate_shortens_all_durations() -> None:
     result = play(
         scene(*steps, scopes=[WEB, DB], guests=[{"approve": "10s"}], expectations=[expected]),
         rate=5000.0,
+        to_the_end=True,
     )
 
     assert result.is_passed

@@ -33,7 +33,7 @@ def test_approval_one_second_late_fails() -> None:
     assert not late.is_passed
     assert (
         late.reason
-        == "Reboot of web-0 (00000000), Scheduled at +1m, was not approved by a VM in time"
+        == "Reboot of web-0 (00000000), Scheduled at +1m, was approved by a VM after 1m1s"
     )
 
 
@@ -97,6 +97,31 @@ def test_refused_approval_does_not_count() -> None:
         .approves("web-0", seconds=70, status=500)
         .ends()
         .is_passed
+    )
+
+
+def test_reason_says_how_approvals_were_refused() -> None:
+    """So a reader sees at once that the software did approve, and what was wrong with it."""
+    error = '{"error": "StartRequests is missing"}'
+    built = approval(by="web-0", within="4m").scheduled(seconds=60)
+    for second in range(19):
+        built.approves("web-0", seconds=61 + second, status=400, response_body=error)
+    built.approves("web-1", seconds=90, status=500)
+
+    assert built.approves("web-0", seconds=541).ends().reason == (
+        "Reboot of web-0 (00000000), Scheduled at +1m, was approved by web-0 after 8m1s;"
+        " 19 approvals were refused with 400: StartRequests is missing"
+    )
+
+
+def test_refused_approvals_are_mentioned_even_if_it_passes() -> None:
+    built = approval(by="web-0").scheduled(seconds=60)
+    built.approves("web-0", seconds=61, status=429, faults=("status",))
+    built.approves("web-0", seconds=62, status=0)
+
+    assert built.approves("web-0", seconds=63).ends().reason == (
+        "after 3s; 1 approval was refused with 429: the fault status;"
+        " 1 approval was left without a response"
     )
 
 

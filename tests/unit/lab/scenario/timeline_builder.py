@@ -9,8 +9,9 @@ import msgspec
 from forewarn.core.event import Cause, Event, EventType, Source, Status
 from forewarn.core.fleet import Scope
 from forewarn.engine.board import PublishedScope
-from forewarn.lab.scenario.expectations import Expectation, ScenarioVerdict, judge
+from forewarn.lab.scenario.expectations import Expectation
 from forewarn.lab.scenario.timeline import Timeline
+from forewarn.lab.scenario.verdict import ScenarioVerdict, judge
 from forewarn.lab.transcript import TranscriptEntry, TranscriptKind
 from tests.builders import NOON, guid, vm
 
@@ -63,12 +64,14 @@ class TimelineBuilder:
         )
 
     def approves(
-        self, vm: str, *numbers: int, seconds: float, status: int = 200
+        self, vm: str, *numbers: int, seconds: float, status: int = 200, **more: Any
     ) -> "TimelineBuilder":
         body = json.dumps(
             {"StartRequests": [{"EventId": guid(number).lower()} for number in numbers or (1,)]}
         )
-        return self._request(seconds, vm=vm, method="POST", request_body=body, status=status)
+        return self._request(
+            seconds, vm=vm, method="POST", request_body=body, status=status, **more
+        )
 
     def polls(
         self,
