@@ -56,8 +56,8 @@ def test_plain_run_only_reads_and_reports_what_was_not_run(service: Service) -> 
         requests = server.requests
 
     assert done.returncode == 1
-    assert "failed   must   etag-is-sent" in done.stdout
-    assert "not run  must   events-may-overlap" in done.stdout
+    assert "  failed   must   etag-is-sent" in done.stdout
+    assert "  not run  must   events-may-overlap" in done.stdout
     assert "not run, because it needs `--control`, to create an event" in done.stdout
     assert {request.method for request in requests} == {"GET"}
 
@@ -65,10 +65,10 @@ def test_plain_run_only_reads_and_reports_what_was_not_run(service: Service) -> 
 def test_exit_code_is_1_if_a_must_fails(service: Service) -> None:
     with faulty_server(service.metadata, WRONG["document-is-compact"], REAL) as server:
         done = conform(server.url, only="document-is-compact etag-is-sent")
-    first, *_, last = (line for line in done.stdout.splitlines() if line.startswith(("f", "2")))
+    topic, first, *_, last = done.stdout.splitlines()
 
-    assert done.returncode == 1
-    assert first.startswith("failed   must   document-is-compact ")
+    assert (done.returncode, topic) == (1, "document: 1 of 2 passed")
+    assert first.startswith("  failed   must   document-is-compact: ")
     assert "expected JSON without white space between its parts; got status 200" in first
     assert last == "2 checks: 1 passed, 1 failed (1 must, 0 should), 0 not run"
 
@@ -108,27 +108,51 @@ def test_run_that_could_not_check_much_does_not_start(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [(), ("ftp://h",), ("http://h", "--only", "nothing"), ("http://h", "--control", "x")],
+    ("arguments", "message"),
+    [
+        ((), "needs the URL of an endpoint"),
+        (("ftp://h",), "ftp://h"),
+        (("http://h", "--only", "nothing"), "--only: no check is named 'nothing'"),
+        (("http://h", "--only", "etag-*", "--only", "x*"), "--only: no check is named 'x*'"),
+        (("http://h", "--control", "x"), "x"),
+        (("--list", "--failures"), "--list runs no check; leave out --failures"),
+        (("--list", "--as", "web-0"), "--list runs no check; leave out --as"),
+        (("http://h", "--junit", "/nowhere/x"), "--junit: cannot write /nowhere/x: No such file"),
+        (("http://h", "--what"), "--what"),
+    ],
 )
-def test_invalid_command_line_is_rejected(arguments: tuple[str, ...]) -> None:
+def test_invalid_command_line_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    """Before the run: none of these endpoints exists."""
     done = forewarn("conform", *arguments)
 
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert message in done.stderr
 
 
-def test_unwritable_junit_file_is_an_error(service: Service, tmp_path: Path) -> None:
-    file = str(tmp_path / "no" / "where")
-    done = conform(service.metadata, "--junit", file, only="etag-is-sent")
+def test_pattern_selects_checks_and_failures_hide_the_rest(service: Service) -> None:
+    with faulty_server(service.metadata, WRONG["etag-is-sent"], REAL) as server:
+        done = conform(server.url, "--failures", only="etag-is-* document-is-compact")
+    topic, *failures, summary = done.stdout.splitlines()
 
-    assert (done.returncode, "cannot write" in done.stderr) == (1, True)
+    assert topic == "document: 1 of 4 passed"
+    assert [line.split()[2].rstrip(":") for line in failures] == [
+        "etag-is-sent",
+        "etag-is-quoted",
+        "etag-is-the-incarnation",
+    ]
+    assert summary == "4 checks: 1 passed, 3 failed (1 must, 2 should), 0 not run"
 
 
 def test_checks_are_listed_without_an_endpoint() -> None:
     done = forewarn("conform", "--list", "--json")
 
     assert [each["check"] for each in json.loads(done.stdout)["checks"]] == list(CHECKS)
-    assert "etag-is-sent" in forewarn("conform", "--list").stdout
+    assert "etag-is-the-incarnation" in forewarn("conform", "--list", "--only", "etag-*").stdout
+    assert {each["basis"] for each in json.loads(done.stdout)["checks"]} == {
+        "protocol",
+        "http",
+        "convention",
+    }
 
 
 def test_checks_need_only_the_standard_library() -> None:

@@ -4,14 +4,16 @@ Runs on a bare `pip install forewarn`: argparse, and no import of typer.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from itertools import compress
 from pathlib import Path
 
 from forewarn.cli.exit_codes import Exit, Parser, Usage
-from forewarn.cli.files import write_file
+from forewarn.cli.files import check_writable, write_file
 from forewarn.cli.output import show_json, show_list
+from forewarn.cli.terminal import paint, show_progress
 from forewarn.conformance import report
 from forewarn.conformance.calls import parse_endpoint
 from forewarn.conformance.check import Check, Failed
@@ -35,6 +37,7 @@ def run_conform(
     options = parse_arguments(arguments)
     checks = _select(options.only)
     if options.list:
+        _refuse_with_list(options)
         listed = {"checks": report.list_checks(checks), "total": len(checks)}
         show_list(listed, "checks", report.LIST_COLUMNS, as_json=options.json)
         return Exit.DONE
@@ -44,6 +47,8 @@ def run_conform(
         endpoint = parse_endpoint(options.url)
     except Invalid as error:
         raise Usage(error.message) from error
+    if options.junit is not None:
+        check_writable("--junit", options.junit)
     session = Session(
         endpoint=endpoint,
         names=tuple(options.vms),
@@ -55,10 +60,9 @@ def run_conform(
     if options.junit is not None:
         write_file(options.junit, report.as_junit(options.url, results, is_strict=options.strict))
     if options.json:
-        show_json(report.as_json(options.url, results))
+        show_json(report.as_json(options.url, results, only_failures=options.failures))
     else:
-        rows = report.rows(results)
-        show_list({"checks": rows, "total": len(rows)}, "checks", report.COLUMNS)
+        print(*report.lines(results, paint, only_failures=options.failures), sep="\n")
         print(report.summary(results))
     is_failed = any(result.fails_run(is_strict=options.strict) for result in results)
     return Exit.REFUSED if is_failed else Exit.DONE
@@ -80,7 +84,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add("--approve", action="store_true",
         help="send approvals; without --control this approves real events")
     add("--only", metavar="NAME", action="append", default=[],
-        help="run this check; may be repeated")
+        help="run this check, or those that match a pattern such as 'approval-*'; may be repeated")
+    add("--failures", action="store_true", help="print failures only")
     add("--json", action="store_true", help="print JSON, for programs")
     add("--junit", metavar="FILE", type=Path, help="write the results as JUnit XML too")
     add("--list", action="store_true", help="list the checks and run none")
@@ -89,23 +94,31 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _refuse_with_list(options: argparse.Namespace) -> None:
+    for name in ("vms", "control", "approve", "failures", "junit", "strict"):
+        if getattr(options, name):
+            raise Usage(f"--list runs no check; leave out --{'as' if name == 'vms' else name}")
+
+
 def _select(only: list[str]) -> list[Check]:
-    unknown = [name for name in only if name not in CHECKS]
-    if unknown:
-        raise Usage(f"unknown check {unknown[0]!r}; --list shows them all")
-    return [check for name, check in CHECKS.items() if not only or name in only]
+    patterns = only or ["*"]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in CHECKS):
+            raise Usage(f"--only: no check is named {pattern!r}; --list shows them all")
+    matches = (any(fnmatchcase(name, pattern) for pattern in patterns) for name in CHECKS)
+    return list(compress(CHECKS.values(), matches))
 
 
 def _run(session: Session, checks: list[Check]) -> Iterator[Result]:
     """The results. On a terminal it shows the progress."""
-    _show_progress("waiting for the first response, which may take two minutes")
+    show_progress("waiting for the first response, which may take two minutes")
     try:
         _start(session, checks)
         for number, result in enumerate(run(session, checks), start=1):
-            _show_progress(f"{number} of {len(checks)}: {result.check.name}")
+            show_progress(f"{number} of {len(checks)}: {result.check.name}")
             yield result
     finally:
-        _show_progress("")
+        show_progress("")
 
 
 def _start(session: Session, checks: list[Check]) -> None:
@@ -116,8 +129,3 @@ def _start(session: Session, checks: list[Check]) -> None:
         raise Usage(error.message) from error
     except Failed:  # the endpoint does not return the VM's name: a check reports that
         return
-
-
-def _show_progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -27,6 +27,17 @@ class Level(StrEnum):
 MUST, SHOULD = Level.MUST, Level.SHOULD
 
 
+class Basis(StrEnum):
+    """`protocol`: documented by Microsoft, or captured. `http`: an RFC says so.
+
+    `convention`: neither; what clients cope with best, in Forewarn's judgement.
+    """
+
+    PROTOCOL = "protocol"
+    HTTP = "http"
+    CONVENTION = "convention"
+
+
 class Need(StrEnum):
     """What a check cannot run without, and how to provide it."""
 
@@ -58,6 +69,12 @@ class Check(NamedTuple):
     reference: str
     reason: str
     run: "Body"
+
+    @property
+    def basis(self) -> Basis:
+        if self.reference.startswith("RFC"):
+            return Basis.HTTP
+        return Basis.PROTOCOL if self.level is Level.MUST else Basis.CONVENTION
 
 
 CHECKS: dict[str, Check] = {}

@@ -1,25 +1,37 @@
-"""The results of a run as table rows, JSON and JUnit, and the list of checks for the docs.
+"""The results of a run as lines, JSON and JUnit, and the list of checks for the docs.
 
 `python -m forewarn.conformance.report` prints the tables of `docs/conformance.md`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from forewarn import junit
-from forewarn.conformance.check import SHOULD, Check, Need
+from forewarn.conformance.check import SHOULD, Basis, Check, Need
 from forewarn.conformance.checks import CHECKS
 from forewarn.conformance.run import Result, Verdict
 
-COLUMNS = ("verdict", "level", "check", "detail")
-LIST_COLUMNS = ("check", "level", "needs", "reference", "reason")
+LIST_COLUMNS = ("check", "level", "basis", "needs", "reference", "reason")
+COLOURS = {Verdict.FAILED: "red", Verdict.NOT_RUN: "yellow", Verdict.PASSED: "green"}
+Paint = Callable[[str, str], str]
 
 
-def rows(results: Iterable[Result]) -> list[dict[str, object]]:
-    """One row per check, failures last: that is where people look first."""
-    order = list(Verdict)
-    ordered = sorted(results, key=lambda result: order.index(result.verdict))
-    return [{"check": result.check.name, **_describe_result(result)} for result in ordered]
+def lines(results: Sequence[Result], paint: Paint, *, only_failures: bool) -> Iterator[str]:
+    """The topics with their scores, those with the most failures first; failures first in each."""
+    topics: dict[str, list[Result]] = {}
+    for result in sorted(results, key=lambda result: list(Verdict).index(result.verdict)):
+        topics.setdefault(result.check.topic, []).append(result)
+    for topic, group in sorted(topics.items(), key=lambda each: -_count(each[1])["failed"]):
+        counts = _count(group)
+        if counts["failed"] or not only_failures:
+            colour = "red" if counts["failed"] else "green"
+            yield paint(f"{topic}: {counts['passed']} of {len(group)} passed", colour)
+        for check, verdict, detail, _ in group:
+            if verdict is Verdict.FAILED or not only_failures:
+                note = " (convention)" if check.basis is Basis.CONVENTION else ""
+                word = paint(f"{verdict:8}", COLOURS[verdict])
+                reason = f": {junit.printable(detail)}" if detail else ""
+                yield f"  {word} {check.level:6} {check.name}{note}{reason}"
 
 
 def list_checks(checks: Iterable[Check]) -> list[dict[str, object]]:
@@ -30,6 +42,7 @@ def list_checks(checks: Iterable[Check]) -> list[dict[str, object]]:
 def _describe(check: Check) -> dict[str, object]:
     return {
         "level": check.level,
+        "basis": check.basis,
         "needs": list(check.needs),
         "reference": check.reference,
         "reason": check.reason,
@@ -67,11 +80,14 @@ def summary(results: Sequence[Result]) -> str:
     )
 
 
-def as_json(url: str, results: Sequence[Result]) -> dict[str, object]:
+def as_json(
+    url: str, results: Sequence[Result], *, only_failures: bool = False
+) -> dict[str, object]:
+    shown = [each for each in results if each.verdict is Verdict.FAILED or not only_failures]
     return {
         "endpoint": url,
         **_count(results),
-        "checks": [_describe_result(result) for result in results],
+        "checks": [_describe_result(each) for each in shown],
     }
 
 
@@ -99,13 +115,13 @@ def reference() -> str:
     """The tables of `docs/conformance.md`."""
     needs = "".join(f"| {need} | {need.remedy} |\n" for need in Need)
     checks = "".join(
-        f"| `{check.name}` | {check.level} | {', '.join(check.needs) or '-'}"
+        f"| `{check.name}` | {check.level} | {check.basis} | {', '.join(check.needs) or '-'}"
         f" | {check.reason} | {check.reference} |\n"
         for check in CHECKS.values()
     )
     return (
         f"| need | what it is |\n|---|---|\n{needs}\n{len(CHECKS)} checks:\n\n"
-        f"| check | level | needs | why | source |\n|---|---|---|---|---|\n{checks}"
+        f"| check | level | basis | needs | why | source |\n|---|---|---|---|---|---|\n{checks}"
     )
 
 

@@ -12,11 +12,11 @@ from forewarn.errors import Error, Unavailable
 
 
 class Verdict(StrEnum):
-    """In the order of a report: failures last, where people look first."""
+    """In the order of a report."""
 
-    PASSED = "passed"
-    NOT_RUN = "not run"
     FAILED = "failed"
+    NOT_RUN = "not run"
+    PASSED = "passed"
 
 
 class Result(NamedTuple):

@@ -55,6 +55,40 @@ def test_our_own_decisions_are_not_musts() -> None:
     assert [check.name for check in decisions if check.level is Level.MUST] == []
 
 
+def test_basis_tells_protocol_http_and_convention_apart() -> None:
+    """Whoever fails a convention need not have broken the protocol."""
+    names = ("etag-is-sent", "etag-is-quoted", "etag-is-the-incarnation")
+
+    assert [CHECKS[name].basis for name in names] == ["protocol", "http", "convention"]
+
+
+def test_lines_have_failures_first_and_a_score_for_each_topic() -> None:
+    lines = report.lines(RESULTS, lambda text, colour: text, only_failures=False)
+
+    assert list(lines) == [
+        "version: 0 of 1 passed",
+        "  failed   must   version-missing-is-400: expected status 400; got b'\ufffd<&'",
+        "request: 0 of 1 passed",
+        "  failed   should path-in-any-case (convention): expected status 200; got 404",
+        "lifecycle: 0 of 1 passed",
+        "  not run  must   events-may-overlap: not run, because it needs more",
+        "document: 1 of 1 passed",
+        "  passed   must   etag-is-sent",
+    ]
+
+
+def test_only_failures_can_be_shown() -> None:
+    lines = list(report.lines(RESULTS, lambda text, colour: text, only_failures=True))
+    shown = report.as_json("http://h", RESULTS, only_failures=True)
+
+    assert [line.split(":")[0] for line in lines if not line.startswith(" ")] == [
+        "version",
+        "request",
+    ]
+    assert len(lines) == 4
+    assert (shown["passed"], len(shown["checks"])) == (1, 2)  # type: ignore[arg-type]
+
+
 def test_summary_is_one_line() -> None:
     assert report.summary(RESULTS) == "4 checks: 1 passed, 2 failed (1 must, 1 should), 1 not run"
 
@@ -75,6 +109,7 @@ def test_json_has_everything() -> None:
         "name": "path-in-any-case",
         "topic": "request",
         "level": Level.SHOULD,
+        "basis": "convention",
         "reason": "Microsoft's C# sample requests /metadata/scheduledEvents.",
         "reference": "PROTOCOL 3: path case (DISC)",
         "needs": [],
