@@ -36,7 +36,7 @@ def parse_steps(page: Path, section: str = "") -> list[Step]:
         for line in block.splitlines():
             if line.startswith("$ "):
                 steps.append(Step(line[2:], ""))
-            elif line.startswith("> "):
+            elif line == ">" or line.startswith("> "):
                 steps[-1] = steps[-1]._replace(command=f"{steps[-1].command}\n{line[2:]}")
             else:
                 steps[-1] = steps[-1]._replace(expected=steps[-1].expected + line + "\n")
