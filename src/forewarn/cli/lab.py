@@ -92,7 +92,10 @@ def serve(
     control_port: ControlPort = 8081,
     ready_file: ReadyFile = None,
 ) -> None:
-    """Run a lab until SIGTERM or Ctrl-C."""
+    """Run a lab until SIGTERM or Ctrl-C.
+
+    Example: forewarn lab serve --running --rate 60
+    """
     if start is not None and clock_kind is ClockKind.REAL:
         raise Usage(f"--start {start} needs --clock virtual: the real clock cannot be set")
     with needs_extra("lab serve"):
@@ -145,44 +148,65 @@ def show_faults(response: Mapping[str, Any]) -> None:
 
 @api_command(app, show_transcript)
 def transcript(client: ControlClient, *, after: After = None, limit: TranscriptLimit = 1000) -> Any:
-    """Show what happened so far: every request and response, every change, every step."""
+    """Show what happened so far: every request and response, every change, every step.
+
+    Example: forewarn lab transcript --limit 20
+    """
     start = {"newest": "true"} if after is None else {"after": after}
     return client.get("transcript", query={**start, "limit": limit})
 
 
 @api_command(clock, show_one, name="show")
 def show_clock(client: ControlClient) -> Any:
-    """Show the lab's time and rate."""
+    """Show the lab's time and rate.
+
+    Example: forewarn lab clock show
+    """
     return client.get("clock")
 
 
 @api_command(clock, show_one)
 def advance(client: ControlClient, duration: DurationText) -> Any:
-    """Let time pass, deadline by deadline. Returns when everything that was due is done."""
+    """Let time pass, deadline by deadline. Returns when everything that was due is done.
+
+    Example: forewarn lab clock advance 15m
+    """
     return client.post("clock", "advance", body={"seconds": _parse_seconds(duration)})
 
 
 @api_command(clock, show_one)
 def jump(client: ControlClient, time: TimeText) -> Any:
-    """Set the clock to a later time in one step, like a machine that was suspended."""
+    """Set the clock to a later time in one step, like a machine that was suspended.
+
+    Example: forewarn lab clock jump 2030-01-31T12:00:00Z
+    """
     return _set_clock(client, now=time)
 
 
 @api_command(clock, show_one)
 def pause(client: ControlClient) -> Any:
-    """Stop a virtual clock."""
+    """Stop a virtual clock.
+
+    Example: forewarn lab clock pause
+    """
     return _set_clock(client, is_running=False)
 
 
 @api_command(clock, show_one)
 def resume(client: ControlClient) -> Any:
-    """Let a virtual clock follow the real time."""
+    """Let a virtual clock follow the real time.
+
+    Example: forewarn lab clock resume
+    """
     return _set_clock(client, is_running=True)
 
 
 @api_command(clock, show_one, name="rate")
 def set_rate(client: ControlClient, rate: Annotated[float, typer.Argument(metavar="RATE")]) -> Any:
-    """Divide the notices and durations of new events by this."""
+    """Divide the notices and durations of new events by this.
+
+    Example: forewarn lab clock rate 60
+    """
     return _set_clock(client, rate=rate)
 
 
@@ -192,7 +216,10 @@ def _set_clock(client: ControlClient, **settings: object) -> Any:
 
 @api_command(fault, show_faults, name="list")
 def list_faults(client: ControlClient) -> Any:
-    """List the active and planned faults."""
+    """List the active and planned faults.
+
+    Example: forewarn lab fault list
+    """
     return client.get("faults")
 
 
@@ -200,7 +227,10 @@ def list_faults(client: ControlClient) -> Any:
 def add_fault(
     client: ControlClient, kind: FaultKind, settings: FaultSettings = None, *, vm: FaultVms = None
 ) -> Any:
-    """Make the endpoint misbehave."""
+    """Make the endpoint misbehave.
+
+    Example: forewarn lab fault add status code=500 requests=3 --vm web-0
+    """
     body = {"fault": kind, **dict(map(_parse_setting, settings or ())), "vms": vm or None}
     return client.post("faults", body=body)["fault"]
 
@@ -209,13 +239,19 @@ def add_fault(
 def remove_fault(
     client: ControlClient, fault_id: Annotated[str, typer.Argument(metavar="ID")]
 ) -> Any:
-    """Remove one fault."""
+    """Remove one fault.
+
+    Example: forewarn lab fault remove f1
+    """
     return client.delete("faults", fault_id)["fault"]
 
 
 @api_command(fault, show_faults, name="clear")
 def clear_faults(client: ControlClient) -> Any:
-    """Remove all faults."""
+    """Remove all faults.
+
+    Example: forewarn lab fault clear
+    """
     return client.delete("faults")
 
 

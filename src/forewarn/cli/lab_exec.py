@@ -20,6 +20,8 @@ def run_at_azure_address(context: typer.Context, command: ExecCommand, *, vm: Ex
     """Run a program where 169.254.169.254:80 is a VM's endpoint in a running lab (Linux).
 
     The exit code is that of the program. It has no other network.
+
+    Example: forewarn lab exec --vm web-0 -- ./handler
     """
     with needs_extra("lab exec"):
         from forewarn.lab.azure_address import URL, wrap

@@ -66,7 +66,10 @@ def run(
     is_quiet: Quiet = False,
     is_verbose: Verbose = False,
 ) -> int:
-    """Run a scenario: exit code 0 if it passed, 1 if it failed, 2 if the file is wrong."""
+    """Run a scenario: exit code 0 if it passed, 1 if it failed, 2 if the file is wrong.
+
+    Example: forewarn lab run host-reboot --rate 60 --html report.html -- ./handler
+    """
     if is_real and rate is not None:
         raise Usage(f"--real means --rate 1, but --rate is {rate:g}; expected one of the two")
     if is_at_azure and not command:
@@ -140,7 +143,10 @@ def _check_files(which: str, files: Mapping[str, Path | None]) -> None:
 
 
 def scenarios(*, as_json: Json = False) -> None:
-    """List the scenarios that come with Forewarn. `forewarn lab run NAME` runs one."""
+    """List the scenarios that come with Forewarn. `forewarn lab run NAME` runs one.
+
+    Example: forewarn lab scenarios
+    """
     with needs_extra("lab scenarios"):
         from forewarn.lab.scenario.schema import list_library, load_from_library
 
@@ -151,7 +157,10 @@ def scenarios(*, as_json: Json = False) -> None:
 
 
 def schema() -> None:
-    """Print the JSON Schema of a scenario file."""
+    """Print the JSON Schema of a scenario file.
+
+    Example: forewarn lab schema > scenario.schema.json
+    """
     with needs_extra("lab schema"):
         from forewarn.lab.scenario.schema import SCHEMA
 
