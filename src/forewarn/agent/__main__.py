@@ -44,7 +44,9 @@ class AgentParser(argparse.ArgumentParser):
 
 def make_parser(program: str) -> AgentParser:
     parser = AgentParser(
-        prog=program, description="Prepares this VM for scheduled events, approves, and recovers."
+        prog=program,
+        description="Prepares this VM for scheduled events, approves, and recovers.",
+        epilog=f"Example: {program} run --config agent.toml --dry-run",
     )
     parser.add_argument("--version", action="version", version=f"forewarn {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -73,6 +73,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         prog=PROGRAM,
         description="Check an endpoint against the Scheduled Events protocol. It only reads,"
         " unless --control or --approve is given.",
+        epilog=f"Example: {PROGRAM} http://127.0.0.1:8080 --control http://127.0.0.1:8081",
     )
     add = parser.add_argument
     # fmt: off

@@ -12,6 +12,7 @@ from typer.main import get_command
 from forewarn.auth.tokens import Role
 from forewarn.cli.app import app
 from forewarn.cli.exit_codes import Exit
+from forewarn.cli.main import run
 from forewarn.cli.resource import EventCause as CauseChoice
 from forewarn.cli.resource import EventType as TypeChoice
 from forewarn.core.event import MAINTENANCE_CAUSES, EventType
@@ -59,6 +60,15 @@ def test_every_help_has_an_example_that_can_be_typed(name: str) -> None:
         }
         assert {word for word in words if word.startswith("--")} <= {*flags, "--"}
         command.make_context(name, words, resilient_parsing=True)
+
+
+@pytest.mark.parametrize("name", ["agent", "hostd", "conform"])
+def test_help_without_typer_has_an_example_too(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run([name, "--help"])
+    assert f"Example: forewarn {name} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("alias", ["reboot", "preempt", "terminate"])
