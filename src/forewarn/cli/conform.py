@@ -13,7 +13,7 @@ from pathlib import Path
 from forewarn.cli.exit_codes import Exit, Parser, Usage
 from forewarn.cli.files import check_writable, write_file
 from forewarn.cli.output import show_json, show_list
-from forewarn.cli.terminal import paint, show_progress
+from forewarn.cli.terminal import paint, show_status
 from forewarn.conformance import report
 from forewarn.conformance.calls import parse_endpoint
 from forewarn.conformance.check import Check, Failed
@@ -112,14 +112,14 @@ def _select(only: list[str]) -> list[Check]:
 
 def _run(session: Session, checks: list[Check]) -> Iterator[Result]:
     """The results. On a terminal it shows the progress."""
-    show_progress("waiting for the first response, which may take two minutes")
+    show_status("waiting for the first response, which may take two minutes")
     try:
         _start(session, checks)
         for number, result in enumerate(run(session, checks), start=1):
-            show_progress(f"{number} of {len(checks)}: {result.check.name}")
+            show_status(f"{number} of {len(checks)}: {result.check.name}")
             yield result
     finally:
-        show_progress("")
+        show_status("")
 
 
 def _start(session: Session, checks: list[Check]) -> None:

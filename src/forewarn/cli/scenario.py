@@ -14,7 +14,7 @@ from forewarn.cli.exit_codes import Exit, Usage, needs_extra
 from forewarn.cli.files import check_writable, read_file, write_file
 from forewarn.cli.options import Json
 from forewarn.cli.output import show_json, show_list
-from forewarn.cli.terminal import paint, show_progress
+from forewarn.cli.terminal import paint, show_status
 from forewarn.errors import Error, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -94,11 +94,11 @@ def run(
     )
 
     def write(line: str) -> None:
-        show_progress("")
+        show_status("")
         print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
 
     verbosity = Verbosity.VERBOSE if is_verbose else Verbosity.NORMAL
-    console = Console(write, Verbosity.QUIET if is_quiet else verbosity, paint, show_progress)
+    console = Console(write, Verbosity.QUIET if is_quiet else verbosity, paint, show_status)
     # The console prints what happens, so the log is not needed.
     logging.getLogger("forewarn").addHandler(logging.NullHandler())
     results: list[RunResult] = []
@@ -112,7 +112,7 @@ def run(
     try:
         run_until_stopped(work)
     finally:
-        show_progress("")
+        show_status("")
     if not results:
         return Exit.INTERRUPTED
     result, name = results[0], scenario.file.name

@@ -15,7 +15,7 @@ def paint(text: str, colour: str) -> str:
     return f"\033[{COLOURS[colour]}m{text}\033[0m"
 
 
-def show_progress(text: str) -> None:
+def show_status(text: str) -> None:
     """Replace the status line on stderr; empty: remove it."""
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns - 1
