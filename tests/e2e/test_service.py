@@ -90,7 +90,7 @@ def test_impact_of_a_killed_server_is_finished(tmp_path: Path) -> None:
 def test_same_fleet_file_at_the_next_start_changes_nothing(tmp_path: Path) -> None:
     with running(tmp_path, "--simulate-duration", "Terminate=10ms") as service:
         status, response = service.ask("POST", "/vms/web-1/delete")
-        assert (status, response) == (202, {"event": None})  # no VM polls, so it runs now
+        assert (status, response["reason"]["code"]) == (202, "not-polled")  # so it runs now
         eventually(lambda: service.ask("GET", "/vms/web-1")[0], lambda code: code == 404)
         service.stop()
         service.start()
@@ -110,8 +110,8 @@ def test_edited_fleet_file_does_not_move_a_vm_back(tmp_path: Path) -> None:
         return view
 
     with running(tmp_path, "--simulate-duration", "Redeploy=10ms") as service:
-        # no VM polls, so it runs now
-        assert service.ask("POST", "/vms/web-0/redeploy") == (202, {"event": None})
+        status, response = service.ask("POST", "/vms/web-0/redeploy")
+        assert (status, response["reason"]["code"]) == (202, "not-polled")  # so it runs now
         eventually(lambda: vm("web-0")["host"], lambda host: host == "host-b")
         service.stop()
         (tmp_path / "fleet.yaml").write_text(FLEET.replace("127.0.0.2", "127.0.0.9"))

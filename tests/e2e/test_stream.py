@@ -176,7 +176,7 @@ def test_history_follow_continues_with_new_entries(tmp_path: Path) -> None:
             check=True,
         ).stdout.splitlines()
 
-        assert shown[0].split() == ["AT", "WHAT", "SCOPE", "ABOUT", "HOST", "BY", "EVENT", "DETAIL"]
+        assert shown[0].split() == ["AT", "WHAT", "EVENT", "ABOUT", "DETAIL", "BY", "SCOPE", "HOST"]
         assert [line.split()[1] for line in shown[1:]] == [
             "completed",
             "impacted",

@@ -49,6 +49,9 @@ Name = Annotated[
         "a name of 1 to 128 letters, digits, '.', '_' and '-', not starting with '.' or '-'",
     ),
 ]
+NameOrNothing = Annotated[
+    str, _pattern(r"|[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "the name of a host, or nothing")
+]
 Address = Annotated[
     str,
     Meta(

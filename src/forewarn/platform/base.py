@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from forewarn.core.event import UNKNOWN_SECONDS, Cause, EventType, Impact, is_move
 from forewarn.core.fleet import Scope, Vm
 from forewarn.errors import ImpactFailed
+from forewarn.fleetfile.schema import NameOrNothing
 
 SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
 """OSErrors that mean this machine lacks file descriptors, memory or processes for now."""
@@ -65,7 +66,7 @@ class ImpactResult(msgspec.Struct, frozen=True, omit_defaults=True):
     `is_back` is False if the VM was restarted and may still boot.
     """
 
-    host: str = ""
+    host: NameOrNothing = ""
     detail: str = ""
     is_back: bool = True
     problem: str = ""
