@@ -46,7 +46,7 @@ def test_vm_that_an_impact_suspended_is_resumed_if_its_event_is_over(tmp_path: P
         try:
             daemon.start()
             world.wait_for_vms("web-0")
-            eventually(lambda: "VM recovered" in daemon.log.read_text())
+            eventually(lambda: "VM of an event that is over" in daemon.log.read_text())
             assert world.vms()["web-0"]["power"] == "running"
         finally:
             daemon.kill()
