@@ -383,3 +383,36 @@ def test_examples_of_the_page_work(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(**{f"test_page_{number}": block for number, block in enumerate(rest)})
 
     assert f"{1 + len(rest)} passed" in run_tests(pytester, first)
+
+
+def test_marker_is_enough_to_intercept(pytester: pytest.Pytester) -> None:
+    """A test that needs no lab object must not send its requests to the real address."""
+    output = run_tests(
+        pytester,
+        """
+        import unittest
+        import urllib.request
+
+        import pytest
+
+        URL = "http://169.254.169.254/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+
+
+        def read_name():
+            request = urllib.request.Request(URL, headers={"Metadata": "true"})
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.read().decode()
+
+
+        @pytest.mark.scheduled_events(intercept="web-0")
+        def test_function():
+            assert read_name() == "web-0"
+
+
+        @pytest.mark.scheduled_events(intercept="web-1")
+        class TestClass(unittest.TestCase):
+            def test_method(self):
+                self.assertEqual(read_name(), "web-1")
+        """,
+    )
+    assert "2 passed" in output

@@ -32,6 +32,13 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test with the marker uses the fixture, even if it has no argument for it."""
+    names: list[str] = getattr(item, "fixturenames", [MARKER])
+    if MARKER not in names and item.get_closest_marker(MARKER) is not None:
+        names.append(MARKER)
+
+
 @pytest.fixture
 def scheduled_events(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

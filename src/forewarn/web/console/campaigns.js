@@ -10,8 +10,7 @@ const REFRESH_MILLISECONDS = 5000; // what a host waits for changes without an e
 const BADGES = { running: "impact", paused: "notice", done: "quiet", canceled: "stopped" };
 
 function bar({ hosts }) {
-  const value = hosts.done + hosts.skipped + hosts.failed;
-  return h("progress", { value, max: hosts.total, "aria-label": `${value} of ${hosts.total} hosts are over` });
+  return h("progress", { value: hosts.done, max: hosts.total, "aria-label": `${hosts.done} of ${hosts.total} hosts are done` });
 }
 
 export class CampaignsView extends View {

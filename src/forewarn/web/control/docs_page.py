@@ -18,6 +18,7 @@ from forewarn.web.control.openapi import openapi_document
 STYLE = """
 :root { color-scheme: light dark; }
 body { margin: auto; padding: 1rem; max-width: 62rem; font: 16px/1.5 system-ui, sans-serif; }
+li, h3, td, pre { overflow-wrap: anywhere; }
 section { border: 1px solid #8884; border-radius: 6px; padding: 0 1rem; margin: 1rem 0; }
 table { border-collapse: collapse; width: 100%; margin: 0.5rem 0; }
 caption, td { text-align: left; vertical-align: top; padding: 0.2rem; border-top: 1px solid #8884; }
