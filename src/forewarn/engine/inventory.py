@@ -25,6 +25,7 @@ from forewarn.platform.libvirt.fleet_import import sync_fleet
 from forewarn.platform.remote import ReportedVm
 
 EMPTY_SCOPES_MAX = 1000
+SCOPES_LISTED_MAX = 5
 
 
 class HostInventory:
@@ -73,12 +74,13 @@ class HostInventory:
         """
         board = self._engine.board
         is_full = len(board.scopes) - len(board.vms) >= EMPTY_SCOPES_MAX
+        allowed, listed = frozenset(scopes), ", ".join(sorted(scopes)[:SCOPES_LISTED_MAX])
         for domain in list(self._domains.values()):
             other = self._find_scope(domain) if scopes else ""
-            if other and other not in scopes:
+            if other and other not in allowed:
                 problem = (
-                    f"the token of {self._host} is not for the scope {other!r}; expected"
-                    f" {', '.join(scopes)}, or a scope of its own"
+                    f"the token of {self._host} is not for the scope {other!r}; expected a scope of"
+                    f" its own, or one of the token's {len(scopes)}, such as {listed}"
                 )
             elif is_full and domain.scope and domain.scope not in board.scopes:
                 problem = (

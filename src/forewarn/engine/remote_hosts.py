@@ -43,6 +43,8 @@ WAIT = timedelta(seconds=5)
 SILENT = timedelta(seconds=15)
 """After its last request a daemon counts as lost. It repeats requests after WAIT at the latest."""
 TICK = timedelta(seconds=1)
+PROBLEMS_MAX = 100
+"""In a response; a daemon reads a limited number of bytes."""
 BOOTING = ImpactState.BOOTING
 
 
@@ -267,7 +269,7 @@ class RemoteHosts:
             return (), False
         for problem in inventory.problems:
             self._engine.throttled_log.warn("VM not accepted", host=host, problem=problem)
-        return tuple(inventory.problems), True
+        return tuple(inventory.problems[:PROBLEMS_MAX]), True
 
     async def _take_result(self, host: str, session: DaemonSession, each: RunningImpact) -> None:
         """Use the result of an impact, if it has one and this server wants it.

@@ -233,7 +233,7 @@ def test_token_limited_to_scopes_places_vms_only_there() -> None:
             reported("db-1"),
             reported("old-0"),
         )
-        expected = "expected cache, web, or a scope of its own"
+        expected = "expected a scope of its own, or one of the token's 2, such as cache, web"
         assert problems == [
             f"VM 'spy': the token of host-a is not for the scope 'db'; {expected}",
             f"VM 'spy2': the token of host-a is not for the scope 'lab'; {expected}",
