@@ -3,6 +3,7 @@
 import inspect
 import json
 import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -52,6 +53,8 @@ class ControlClient:
         if config.token:
             headers["Authorization"] = f"Bearer {config.token}"
         self._url, self.options, self.is_failing = config.control_url, dict[str, str](), False
+        self._time: datetime | None = None
+        self._time_until = 0.0
         self._http = httpx.Client(
             headers=headers,
             timeout=timeout,
@@ -61,8 +64,11 @@ class ControlClient:
         )
 
     def now(self) -> datetime:
-        """The time of the service, which in a lab is not the real time."""
-        return datetime.fromisoformat(self.get("session")["now"])
+        """The time of the service, which in a lab is not the real time. Read once a second."""
+        if self._time is None or time.monotonic() > self._time_until:
+            self._time = datetime.fromisoformat(self.get("session")["now"])
+            self._time_until = time.monotonic() + 1
+        return self._time
 
     def get(self, *path: str, query: Query = None) -> Any:
         return self._request("GET", path, query)[0]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from forewarn.cli.api import ControlClient
 
 LOOKED_AT_MAX = 1000
+EVENTS_MAX = 100_000
+PREFIX_LENGTH_MIN = 4
 NAMED = {f"unknown_{noun}": noun for noun in ("vm", "host", "scope")}
 
 
@@ -20,8 +22,13 @@ def find_event(client: "ControlClient", text: str) -> str:
     """The id of the event that a text begins. An event that has ended is found in the history."""
     if GUID.fullmatch(text):
         return text
+    if len(text) < PREFIX_LENGTH_MIN:
+        raise Usage(
+            f"expected the first {PREFIX_LENGTH_MIN} characters of an event id, got {text!r}"
+        )
     for kind, member in (("events", "id"), ("history", "event")):
-        ids = dict.fromkeys(item[member] for item in client.list(kind, LOOKED_AT_MAX)[kind])
+        listed = client.list(kind, EVENTS_MAX if kind == "events" else LOOKED_AT_MAX)
+        ids = dict.fromkeys(item[member] for item in listed[kind])
         matching = [event_id for event_id in ids if event_id.startswith(text.upper())]
         if matching:
             return _only("event", text, matching)
@@ -30,6 +37,8 @@ def find_event(client: "ControlClient", text: str) -> str:
 
 def find_campaign(client: "ControlClient", text: str) -> str:
     """The id of a campaign by its id, its name, or the start of its id."""
+    if not text:
+        raise Usage("expected the id or the name of a campaign, got ''")
     found, wanted = client.list("campaigns", LOOKED_AT_MAX)["campaigns"], text.lower()
     matching = [each["id"] for each in found if wanted in (each["id"], each["name"].lower())]
     live = [each["id"] for each in found if each["id"] in matching and not each["ended_at"]]

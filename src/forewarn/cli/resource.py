@@ -38,7 +38,7 @@ NewNotBefore = Annotated[str, typer.Option(metavar="TIME",
 # fmt: on
 FIND = {"events": find_event, "campaigns": find_campaign}
 ALIASES = {"restart": "reboot", "evict": "preempt", "delete": "terminate"}
-"""What the wire and the test API call the operations."""
+"""What the wire calls the operations."""
 
 
 def resource(name: str, help_: str, columns: Sequence[str], example: str) -> typer.Typer:

@@ -24,8 +24,8 @@ def parse_time(
     sign, amount, ago = re.fullmatch(r"\s*([+-]?)\s*(.*?)\s*(ago)?\s*", text, re.DOTALL).groups()  # type: ignore[union-attr]
     with suppress(ValueError):
         is_back = ago or sign == "-" or (expected == PAST and not sign)
-        time = now() + parse_duration(amount) * (-1 if is_back else 1)
-        return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        duration = parse_duration(amount) * (-1 if is_back else 1)
+        return (now() + duration).astimezone(UTC).isoformat().replace("+00:00", "Z")
     with suppress(ValueError):
         if datetime.fromisoformat(text).tzinfo is not None:
             return text

@@ -92,9 +92,18 @@ def test_ambiguous_text_lists_the_candidates() -> None:
 
 
 @pytest.mark.parametrize(
+    ("find", "text"), [(find_event, ""), (find_event, "1B2"), (find_campaign, "")]
+)
+def test_unset_variable_never_means_the_only_one(find: Any, text: str) -> None:
+    """`forewarn event cancel "$EVENT"` must not cancel the only event there is."""
+    with service() as client, pytest.raises(Usage, match="expected the "):
+        find(client, text)
+
+
+@pytest.mark.parametrize(
     ("find", "text", "message"),
     [
-        (find_event, "zz", "there is no event 'zz'; `forewarn event list` lists them"),
+        (find_event, "zzzz", "there is no event 'zzzz'; `forewarn event list` lists them"),
         (find_campaign, "kernal 7", "there is no campaign 'kernal 7'; did you mean 'Kernel 7'?"),
         (find_campaign, "zz", "there is no campaign 'zz'; `forewarn campaign list` lists them"),
     ],
