@@ -144,6 +144,11 @@ class Campaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return int(self.id[1:])
 
     @property
+    def timed_hosts(self) -> int:
+        """How many hosts took `spent`. A record of an earlier version counts all that are done."""
+        return self.timed or (self.done if self.spent else 0)
+
+    @property
     def is_over(self) -> bool:
         return self.ended_at is not None
 
@@ -184,8 +189,8 @@ def estimate_end(campaign: Campaign, now: datetime, timing: Timing) -> datetime 
     if campaign.is_over or campaign.state is CampaignState.PAUSED:
         return None
     per_host = host_duration(campaign.spec, timing)
-    if campaign.timed:
-        per_host = campaign.spent / campaign.timed
+    if campaign.timed_hosts:
+        per_host = campaign.spent / campaign.timed_hosts
     current = max((max(run.taken_at + per_host, now) for run in campaign.in_progress), default=now)
     if campaign.state is CampaignState.CANCELED:
         return current

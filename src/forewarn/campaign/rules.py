@@ -101,7 +101,7 @@ class CampaignDraft:
         self.put(done=campaign.done + 1, done_hosts=done_hosts)
         if run.events:  # one without VMs takes no time, and the others will
             spent = campaign.spent + (self.now - run.taken_at)
-            self.put(timed=campaign.timed + 1, spent=spent)
+            self.put(timed=campaign.timed_hosts + 1, spent=spent)
         self.record(f"host {run.host} done", run.host)
 
     def skip(self, host: str, why: str) -> None:

@@ -55,6 +55,13 @@ def test_estimate_follows_the_hosts_that_are_done() -> None:
     assert estimate_end(replace(campaign, state=CampaignState.PAUSED), NOON, STANDARD) is None
 
 
+def test_campaign_of_an_earlier_version_keeps_its_estimate() -> None:
+    """Its record has the time that its hosts took, and not yet how many they were."""
+    earlier = replace(campaign_of(), cursor=1, done=1, spent=5 * MINUTE)
+
+    assert estimate_end(earlier, NOON + 5 * MINUTE, STANDARD) == NOON + 15 * MINUTE
+
+
 def test_host_without_vms_does_not_shorten_the_estimate() -> None:
     """It was done at once; the two hosts after it have VMs that get their notice."""
     first_done = replace(campaign_of(), cursor=1, done=1)
