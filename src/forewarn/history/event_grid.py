@@ -8,9 +8,9 @@ from email.utils import format_datetime
 import msgspec
 
 from forewarn.core.event import USER_CAUSES, Source
-from forewarn.core.fleet import Scope, Vm
+from forewarn.core.fleet import Scope
 from forewarn.engine.entry import Entry
-from forewarn.wire.instance import event_resource
+from forewarn.wire.instance import event_resource, find_member
 from forewarn.wire.versions import NEWEST
 
 HEADERS = {"content-type": "application/json; charset=utf-8", "aeg-event-type": "Notification"}
@@ -37,7 +37,7 @@ def encode(message_id: str, entry: Entry, scope: Scope | None) -> bytes:
     source = Source.USER if entry.cause in USER_CAUSES else Source.PLATFORM
     why = {"Description": entry.description, "EventSource": source}
     properties = what | whom | when | why | {"ScheduledEventApiVersion": NEWEST.name}
-    location = (scope.vm(vm) or Vm(vm)).instance.location
+    location = find_member(scope, vm).instance.location
     info = {"id": subject, "name": entry.event, "type": KIND, "location": location}
     data = {"resourceInfo": info | {"properties": properties}, "apiVersion": "2024-07-01"}
     about = {"topic": subject.partition("/resourceGroups/")[0], "subject": subject, "data": data}

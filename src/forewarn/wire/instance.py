@@ -175,7 +175,12 @@ def _resource_id(vm: Vm, resource: str, undeclared: tuple[str, str] = ("", "")) 
 def event_resource(scope: Scope, vm: str, undeclared: tuple[str, str] = UNDECLARED) -> str:
     """The id of the resource that Azure attaches an event of this VM to: the VM, or its set."""
     resource = f"{_TYPES[scope.kind]}/{vm if scope.kind is ScopeKind.VM else scope.name}"
-    return _resource_id(scope.vm(vm) or Vm(vm), resource, undeclared)
+    return _resource_id(find_member(scope, vm), resource, undeclared)
+
+
+def find_member(scope: Scope, vm: str) -> Vm:
+    """The VM; if it was deleted, another one of its set, which is in the same group."""
+    return scope.vm(vm) or next(iter(scope.vms), Vm(vm))
 
 
 def has_resource(scope: Scope, vm: str, resource_id: str) -> bool:

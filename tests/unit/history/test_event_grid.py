@@ -137,6 +137,20 @@ def test_subject_is_the_vm_or_its_set(kind: ScopeKind, resource: str) -> None:
     )
 
 
+def test_event_of_a_deleted_vm_keeps_the_subject_of_its_set() -> None:
+    """The receiver finds the end of a Terminate by the subject of its announcement."""
+    group = Instance(subscription="8d10da13", resource_group="shop", location="here")
+    vms = tuple(Vm(name, instance=group) for name in ("web_0", "web_1"))
+    before = Scope(name="web", kind=ScopeKind.SCALE_SET, vms=vms)
+    completed = replace(SCHEDULED, what=ChangeKind.COMPLETED)
+
+    first, last = event_of(SCHEDULED, before), event_of(completed, replace(before, vms=vms[1:]))
+
+    assert "/subscriptions/8d10da13/resourceGroups/shop/" in first["subject"]
+    assert last["subject"] == first["subject"]
+    assert last["data"]["resourceInfo"]["location"] == "here"
+
+
 def test_event_of_a_deleted_vm_is_still_reported() -> None:
     """The scope of a standalone VM is gone when its Terminate has completed."""
     gone = event_of(replace(SCHEDULED, what=ChangeKind.COMPLETED), None)
