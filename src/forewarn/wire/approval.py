@@ -11,6 +11,8 @@ from forewarn.errors import Invalid
 
 EVENT_ID_LENGTH_MAX = 64
 ENTRIES_MAX = 1000
+DECODER = msgspec.json.Decoder(float_hook=str)
+"""No member is a number; one that is out of range, such as 1e999, is ignored like any other."""
 SHAPE = '{"StartRequests":[{"EventId":"<id>"}]}'
 
 
@@ -27,16 +29,16 @@ class _Request(msgspec.Struct):
 def parse(body: bytes) -> tuple[str, ...]:
     """Return the event ids in upper case, in order, without duplicates."""
     try:
-        values = _spell(msgspec.json.decode(body.decode("utf-8-sig")), "StartRequests")
+        values = _normalize_name(DECODER.decode(body.decode("utf-8-sig")), "StartRequests")
         if isinstance(values, dict) and isinstance(starts := values.get("StartRequests"), list):
-            values["StartRequests"] = [_spell(start, "EventId") for start in starts]
+            values["StartRequests"] = [_normalize_name(start, "EventId") for start in starts]
         request = msgspec.convert(values, _Request)
     except (UnicodeDecodeError, RecursionError, msgspec.DecodeError) as error:
         raise Invalid(f"Bad request. Expected {SHAPE}; {error}") from error
     return tuple(dict.fromkeys(start.EventId.upper() for start in request.StartRequests))
 
 
-def _spell(value: Any, name: str) -> Any:
+def _normalize_name(value: Any, name: str) -> Any:
     """The object, with its member of this name written like this: .NET clients use camelCase."""
     members = value if isinstance(value, dict) else {}
     given = [each for each in members if each.lower() == name.lower()]

@@ -20,6 +20,7 @@ SHAPE = '{"StartRequests":[{"EventId":"<id>"}]}'
         b'\xef\xbb\xbf{"StartRequests":[{"EventId":"4CAEA225"}]}',
         b'{"StartRequests":[{"EventId":"4CAEA225"},{"EventId":"4caea225"}]}',
         b'{"startRequests":[{"eventId":"4CAEA225"}]}',
+        b'{"StartRequests":[{"EventId":"4CAEA225"}],"DocumentIncarnation":1e999}',
         b'{"STARTREQUESTS":[{"eventid":"4CAEA225"}]}',
         b'{"StartRequests":[{"EventId":"4CAEA225"}],"Event":{"EventId":1,"eventid":2}}',
     ],

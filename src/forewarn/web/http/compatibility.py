@@ -69,7 +69,7 @@ def probe(make: Callable[[], HttpToolsProtocol]) -> bool:
         read = connection.url, connection.headers, is_free
         connection.connection_lost(ConnectionError())
         is_left = connection not in connection.server_state.connections
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as error:
         raise _unsupported(f"{type(error).__name__}: {error}") from error
     if read != (b"/probe", [(b"host", b"a")], True) or not is_left:
         raise _unsupported("its connections work differently")

@@ -24,7 +24,9 @@ async def check_readiness(call: Call) -> Health:
             since=since,
         )
     if not engine.can_serve:
-        raise Unavailable("the store is not followed or rejected a commit, or the lease is lost")
+        lease, can_write = engine.server_lease, "the store is not read yet, or refused a commit"
+        is_lost = lease is not None and not engine.holds(lease)
+        raise Unavailable("this server has lost its lease" if is_lost else can_write)
     if engine.is_clock_off:  # its documents are right, so VMs may poll it
         skew = f"{engine.clock_skew_seconds:+.1f} s"
         return Health("ready", f"starts no events: its clock is {skew} from the other servers'")
