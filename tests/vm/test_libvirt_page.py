@@ -168,9 +168,7 @@ def forget_neighbours(*namespaces: Namespace) -> None:
 
 def connects(guest: Namespace) -> bool:
     """Whether a machine with the relay's address is there: nothing listens, so it refuses."""
-    with guest.entered():
-        caller = socket.socket()
-    with caller:
+    with guest.entered(), socket.socket() as caller:
         caller.settimeout(5)
         try:
             caller.connect(("169.254.169.254", 80))
