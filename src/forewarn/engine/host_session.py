@@ -35,13 +35,20 @@ class DaemonSession:
         self.changed.set()
 
 
-def refuse_late(host: str, request: WorkRequest, latest: WorkRequest | ManagedHost | None) -> None:
+def refuse_late(
+    host: str,
+    request: WorkRequest,
+    latest: WorkRequest | ManagedHost | None,
+    *,
+    is_elsewhere: bool = False,
+) -> None:
     """Refuse a request that a later one of the same daemon has overtaken: that says what is true.
 
-    The daemon does not wait for it any more. It may have sent the later one to another server.
+    The daemon does not wait for it any more. It may have sent the later one to another server; if
+    that is alive (`is_elsewhere`), a copy of the request that it got does not count either.
     """
     is_same = latest is not None and latest.session == request.session
-    if latest and is_same and 0 < request.number < latest.number:
+    if latest and is_same and 0 < request.number < latest.number + is_elsewhere:
         raise Refused(f"a later request of the daemon of {host} has arrived", host=host)
 
 

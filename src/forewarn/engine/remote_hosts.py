@@ -360,7 +360,12 @@ class RemoteHosts:
                     f" {SILENT.total_seconds():g} seconds after its last request",
                     since=known.since,
                 )
-            refuse_late(host, request, known)
+            is_elsewhere = (
+                known is not None
+                and known.server not in ("", self._server())
+                and not self.managed.is_unreachable(host)
+            )
+            refuse_late(host, request, known, is_elsewhere=is_elsewhere)
             old = known or ManagedHost(host, session_id, "", transaction.now)
             new = change(replace(old, session=session_id, server=self._server()))
             if (old.server, old.session) != (new.server, new.session):

@@ -302,6 +302,30 @@ def test_report_that_arrives_after_a_later_request_changes_nothing(server: int) 
     run(test)
 
 
+def test_late_copy_of_a_request_does_not_take_the_host_back() -> None:
+    """It was sent to one server without an answer, and then to the next, which serves the host."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        first, second = world.servers
+        daemon.server = second
+        for number in (9, 10):
+            await daemon.work(number=number)
+        await world.settle()
+        daemon.server = first
+        assert (await daemon.send(number=9)).status_code == 409
+        record = first.hosts.managed.find("host-a")
+        assert record is not None
+        assert record.server == second.name
+        await daemon.work(number=11)  # the daemon has chosen this server
+        await world.settle()
+        record = second.hosts.managed.find("host-a")
+        assert record is not None
+        assert record.server == first.name
+
+    run(test)
+
+
 def test_result_of_a_late_request_does_not_count() -> None:
     async def test(world: World) -> None:
         daemon = await world.daemon("host-a", reported("web-0"))
