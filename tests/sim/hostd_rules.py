@@ -108,15 +108,11 @@ def check_history(history: Sequence[Entry], outcomes: Outcomes) -> None:
         raise Broken(f"a result was used for two tries: {twice}")
 
 
-def check_quiet(
-    server: Server, vms: Hypervisors, outcomes: Outcomes, ended_early: set[str]
-) -> None:
+def check_quiet(server: Server, vms: Hypervisors, ended_early: set[str]) -> None:
     """Long after the last fault: every VM runs that should, and the fleet says so.
 
-    Nobody starts a VM that an impact has stopped if its event ended while its daemon was away, or
-    after a failed try.
+    Nobody starts a VM that an impact has stopped if its event ended while its daemon was away.
     """
-    failed = {call[:2] for call in outcomes.by_number.values() if not call.is_done}
     for name in sorted(server.board.vms):
         known = server.vm(name)
         places = vms.places(name)
@@ -128,9 +124,8 @@ def check_quiet(
             )
         else:
             actor, event = vms.stopped_by[name]
-            is_given_up = actor.has_ended or (event, name) in failed
             vms.must(
-                is_given_up and event in ended_early,
+                actor.has_ended and event in ended_early,
                 "a VM that an impact has stopped is started",
                 name,
                 actor,

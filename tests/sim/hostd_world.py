@@ -147,7 +147,7 @@ class HostdWorld:
         await self.wait(self.is_over, QUIET_SECONDS_MAX)
         history = list(await entries_of(self.store, limit=HISTORY_MAX))
         for server in filter(None, self.servers):
-            check_quiet(server, self.vms, self.outcomes, self.checker.ended_early)
+            check_quiet(server, self.vms, self.checker.ended_early)
         check_history(history, self.outcomes)
         await self._stop(guests)
         return history

@@ -6,7 +6,7 @@ or a hand, calls a method here, and each is checked at once.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -188,6 +188,10 @@ class Hypervisors:
         self.copies[host][vm].state = State.OFF
         self._end_boot(vm)
         self._notify(host)
+
+    def later(self, seconds: float, change: Callable[[], None]) -> None:
+        """What a guest does by itself, whoever has died since."""
+        asyncio.get_running_loop().call_later(seconds, change)
 
     def reset(self, host: str, vm: str) -> None:
         self.copies[host][vm].state = State.RUNNING

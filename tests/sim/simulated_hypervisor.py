@@ -20,6 +20,7 @@ HAVE_GUEST_AGENTS = ("web-1", "db-0")
 MIGRATE_LIVE = ("web-1",)
 CALL_SECONDS = 0.01, 0.4
 FREEZE_SECONDS = 4.0
+GRACE_SECONDS = 5.0
 
 
 class Outcome(NamedTuple):
@@ -80,11 +81,17 @@ class SimulatedHypervisor:
             if self._vms.has_begun(host, vm)
         ]
 
-    async def recover(self, host: str, event_id: str, vm: str, *, may_start: bool) -> None:
-        place = await self._find(vm, host)
+    async def recover(
+        self, host: str, event_id: str, vm: str, *, may_start: bool, may_run_on: tuple[str, ...]
+    ) -> None:
+        place = await self._find(vm, host, may_run_on)
         if place != host or self._marker(host, vm).event != event_id:
             return
-        state, is_wanted = self._vms.copies[host][vm].state, event_id in self._vms.starting
+        copy, is_wanted = self._vms.copies[host][vm], event_id in self._vms.starting
+        if copy.state is State.RUNNING:  # its guest may still shut down
+            await asyncio.sleep(GRACE_SECONDS)
+            may_start = True
+        state = copy.state
         if state is State.SUSPENDED or (state is State.OFF and may_start):
             with self._vms.acts(self._actor, vm, event_id):
                 await self._do(lambda: self._vms.resume(host, vm))
@@ -221,16 +228,25 @@ class SimulatedHypervisor:
         self._note_restart(request)
 
     async def _stop(self, request: ImpactRequest, host: str) -> None:
-        vm = request.vm.name
-        await asyncio.sleep(self._chance.uniform(0, 5))
+        """The guest is asked to shut down, which nobody can cancel, and is forced to if it takes
+        long.
+        """
+        vm, vms = request.vm.name, self._vms
+        (*_, boot) = vms.boots[vm]
 
         def stop() -> None:
-            self._vms.stop(host, vm)
-            self._vms.stopped_by[vm] = self._actor, request.event_id
+            if host not in vms.places(vm) or vms.boots[vm][-1] is not boot:
+                return  # it was off already, and may have been started since
+            vms.stop(host, vm)
+            vms.stopped_by[vm] = self._actor, request.event_id
             if request.type is EventType.PREEMPT:
-                self._vms.left_off.add(vm)
-                self._vms.evicted.add(vm)
+                vms.left_off.add(vm)
+                vms.evicted.add(vm)
 
+        if self._chance.random() < 0.5:
+            seconds = self._chance.uniform(0, GRACE_SECONDS)
+            await self._do(lambda: self._vms.later(seconds, stop))
+        await asyncio.sleep(self._chance.uniform(0, GRACE_SECONDS))
         await self._do(stop)
 
     def _note_restart(self, request: ImpactRequest) -> None:

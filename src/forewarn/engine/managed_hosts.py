@@ -113,6 +113,12 @@ class ManagedHosts:
         hosts = [(host, self.find(host)) for host in self._reported_by.get(vm_id, ())]
         return [host for host, record in hosts if record and record.vms[vm_id].is_running]
 
+    def may_run_on(self, name: str, but: str) -> tuple[str, ...]:
+        """The other hosts than this one that a VM may run on."""
+        published = self._engine.board.vms.get(name)
+        vm = published.scope.vm(name) if published else None
+        return tuple(sorted({*self.running_on(vm.id), vm.host} - {but, ""})) if vm else ()
+
     def choose_host(self, vm_id: str, known: str) -> str:
         """Where a VM belongs that hosts have reported: where it runs. Empty if none has it.
 

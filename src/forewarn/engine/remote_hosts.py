@@ -98,12 +98,11 @@ class RemoteHosts:
             return await self.local.run_impact(request)
         if not self._serves(host):
             raise unreachable(host)
-        may_run_on = {*self.managed.running_on(request.vm.id), request.vm.host} - {host}
         handed_out = dataclasses.replace(
             request,
             vm=replace(request.vm, host=host, instance=DEFAULT_INSTANCE),  # that may be large
             targets=self._rank_targets(request) if request.moves else (),
-            may_run_on=tuple(sorted(may_run_on)),
+            may_run_on=self.managed.may_run_on(request.vm.name, but=host),
         )
         session, key = self._sessions[host], (request.event_id, request.vm.name)
         call = HandedOut(handed_out, asyncio.get_running_loop().create_future())
@@ -219,7 +218,7 @@ class RemoteHosts:
             if known.get(key) != call.request.tries and not call.result.done()
         )
         cancel = tuple(
-            replace(each, result=None)
+            replace(each, result=None, may_run_on=self.managed.may_run_on(each.vm, but=host))
             for each in running
             if each.key not in session.calls and not self._is_wanted(host, each)
         )

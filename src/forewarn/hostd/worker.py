@@ -58,9 +58,9 @@ class StartedImpact:
 class ImpactRunner:
     """Runs at most `impacts_max` platform calls, and one at a time for each VM; others wait.
 
-    What an earlier run of the daemon has begun counts as running, too: the server hands it out
-    again, or no longer wants it, and then its VM is resumed. `on_change` is called when
-    there is a result.
+    What an earlier run of the daemon, or a failed try, has begun counts as running, too: the server
+    hands it out again, or no longer wants it, and then its VM is recovered. `on_change` is called
+    when there is a result.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class ImpactRunner:
             with suppress(Error):
                 begun = await self._platform.list_begun(self._host)
                 # This host may have been away, and somebody may have started the VM on another.
-                self._begun |= dict.fromkeys(begun, False)
+                self._begun = dict.fromkeys(begun, False) | self._begun
                 self._has_looked = True
 
     def apply(self, work: Work) -> None:
         """Drop what is recorded or no longer wanted, and start what is new."""
         for each in work.cancel:
-            self._cancel(each.key)
+            self._cancel(each)
         for request in work.impacts:
             self._start(request)
 
@@ -118,18 +118,24 @@ class ImpactRunner:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_SECONDS_MAX)
 
-    def _cancel(self, key: ImpactKey) -> None:
-        """Drop an impact, and recover its VM if it may be left suspended or off."""
+    def _cancel(self, each: RunningImpact) -> None:
+        """Drop an impact, and recover its VM if it may be left suspended or off.
+
+        A failure that is recorded may be tried again. Its VM is recovered when that is cancelled.
+        """
+        key, is_recoverer = each.key, isinstance(self._platform, Recoverer)
         impact = self._impacts.pop(key, None)
         if impact is not None:
             impact.task.cancel()
             if impact.result is not None:
+                if impact.result.problem and is_recoverer:
+                    self._begun[key] = True
                 return
             log.info("impact cancelled", vm=key[1], event=key[0])
             self._begun[key] = True
         may_start = self._begun.pop(key, None)
-        if may_start is not None and isinstance(self._platform, Recoverer):
-            work = self._recover(key, self._platform, self._tasks_of(key[1]), may_start=may_start)
+        if may_start is not None and is_recoverer:
+            work = self._recover(each, self._tasks_of(key[1]), may_start=may_start)
             self._add_task(key[1], work)
 
     def _tasks_of(self, vm: str) -> list[asyncio.Task[None]]:
@@ -174,22 +180,20 @@ class ImpactRunner:
             await self._watch(impact, impact.result, self._platform)
 
     async def _recover(
-        self,
-        key: ImpactKey,
-        platform: Recoverer,
-        before: Sequence[asyncio.Task[None]],
-        *,
-        may_start: bool,
+        self, each: RunningImpact, before: Sequence[asyncio.Task[None]], *, may_start: bool
     ) -> None:
-        event_id, vm = key
+        event_id, vm = each.key
         if before:
             await asyncio.wait(before)
         try:
-            result = await platform.recover(self._host, event_id, vm, may_start=may_start)
+            assert isinstance(self._platform, Recoverer)
+            result = await self._platform.recover(
+                self._host, event_id, vm, may_start=may_start, may_run_on=each.may_run_on
+            )
             log.info("VM of an event that is over", vm=vm, event=event_id, result=result)
         except Exception as error:  # its target does not answer, say
             log.warning("VM not recovered; trying again", vm=vm, problem=str(error))
-            again = functools.partial(self._begun.setdefault, key, may_start)
+            again = functools.partial(self._begun.setdefault, each.key, may_start)
             asyncio.get_running_loop().call_later(RECOVER_AGAIN_SECONDS, again)
 
     async def _run(self, request: ImpactRequest) -> ImpactResult:

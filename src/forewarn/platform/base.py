@@ -109,11 +109,13 @@ class Recoverer(Protocol):
         """Return the events that have begun to act on VMs of this host, each with its VM."""
         ...
 
-    async def recover(self, host: str, event_id: str, vm: str, *, may_start: bool) -> str:
+    async def recover(
+        self, host: str, event_id: str, vm: str, *, may_start: bool, may_run_on: tuple[str, ...]
+    ) -> str:
         """Resume a VM of this host that the event has left suspended; start one that is off.
 
-        Start it only if `may_start`, and ImpactFailed if another host may run it. Return what came
-        of it, for the log.
+        Start it only if `may_start`, and if none of the hosts that it may run on does; ImpactFailed
+        if one does not answer. Return what came of it, for the log.
         """
         ...
 

@@ -23,12 +23,15 @@ ImpactKey = tuple[str, str]
 
 
 class RunningImpact(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An impact that a daemon carries out, or has the result of."""
+    """An impact that a daemon carries out, or has the result of; `tries` is 0 if it only knows that
+    it was begun. A server that cancels it adds the other hosts that the VM may run on.
+    """
 
     event_id: str
     vm: str
     tries: int
     result: ImpactResult | None = None
+    may_run_on: tuple[str, ...] = ()
 
     @property
     def key(self) -> ImpactKey:

@@ -169,8 +169,8 @@ class Daemon:
         self._keep(running_of(impact) | {"result": result})
         await self.work()
         await self._world.settle()
-        cancel = (await self.work())["cancel"]
-        self.running = [each for each in self.running if without_result(each) not in cancel]
+        cancel = [try_of(each) for each in (await self.work())["cancel"]]
+        self.running = [each for each in self.running if try_of(each) not in cancel]
         return running_of(impact) in cancel
 
 
@@ -178,8 +178,8 @@ def running_of(impact: dict[str, Any]) -> dict[str, Any]:
     return {**{key: impact[key] for key in ("event_id", "tries")}, "vm": impact["vm"]["name"]}
 
 
-def without_result(running: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in running.items() if key != "result"}
+def try_of(running: dict[str, Any]) -> dict[str, Any]:
+    return {key: running[key] for key in ("event_id", "tries", "vm")}
 
 
 class World:

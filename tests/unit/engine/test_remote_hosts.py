@@ -717,3 +717,21 @@ def test_daemon_keeps_what_an_earlier_run_began_until_it_is_tried_again() -> Non
         assert [each["tries"] for each in (await new.work())["impacts"]] == [2]
 
     run(test)
+
+
+def test_daemon_learns_where_the_vm_of_a_cancelled_impact_may_run() -> None:
+    """It would start the VM that its last try has stopped. An operator was faster, elsewhere."""
+
+    async def test(world: World) -> None:
+        old = await world.daemon("host-a", reported("web-0"))
+        await world.restart("web-0")
+        impact = await old.take()
+        assert await old.finish(impact, problem="it does not start")
+        old.running = [{"event_id": impact["event_id"], "vm": "web-0", "tries": 0}]
+        await old.report(reported("web-0", power="stopped"))
+        assert (await old.work())["cancel"] == []
+
+        await world.daemon("host-b", reported("web-0"))
+        assert (await old.work())["cancel"] == [old.running[0] | {"may_run_on": ["host-b"]}]
+
+    run(test)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
@@ -14,7 +15,7 @@ from forewarn.errors import ImpactFailed
 from forewarn.hostd.control import ReceivedImpact, ReceivedVm
 from forewarn.hostd.worker import ImpactRunner
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.platform.remote import Work, WorkRequest
+from forewarn.platform.remote import RunningImpact, Work, WorkRequest
 from forewarn.web.control.routes.hostd import BODY_BYTES_MAX
 from tests.builders import guid
 from tests.unit.hostd.fake_server import Daemon, FakePlatform, fake_server, running, until
@@ -321,8 +322,11 @@ class LeftBehind(FakePlatform):
             raise ImpactFailed("libvirt is busy")
         return [(guid(1), "web-0")]
 
-    async def recover(self, host: str, event_id: str, vm: str, *, may_start: bool) -> str:
+    async def recover(
+        self, host: str, event_id: str, vm: str, *, may_start: bool, may_run_on: tuple[str, ...]
+    ) -> str:
         self.recovered.append((host, event_id, vm, may_start))
+        self.may_run_on = may_run_on
         await self.go.wait()
         return "the VM is off and stays off"
 
@@ -362,6 +366,27 @@ async def test_vm_of_a_cancelled_impact_is_recovered() -> None:
             server.wanted.clear()
             await until(lambda: platform.recovered)
         assert platform.recovered == [("host-a", guid(2), "web-0", True)]
+
+
+@in_loop
+async def test_vm_of_a_failed_try_is_recovered_if_it_is_not_tried_again() -> None:
+    """The try has stopped the VM, and the operator completes the event before the next try."""
+    platform = LeftBehind()
+    runner = ImpactRunner(platform, 1, InstantClock(), "host-a")
+    vm = Vm(name="web-0", host="host-a")
+    runner.apply(Work((ImpactRequest(guid(2), "web", vm, EventType.REBOOT, Cause.MAINTENANCE, 1),)))
+    platform.outcomes.put_nowait(ImpactFailed("it does not start"))
+    await until(lambda: runner.running()[0].result)
+    runner.apply(Work(cancel=tuple(runner.running())))
+    begun = RunningImpact(guid(2), "web-0", tries=0)
+    assert (runner.running(), platform.recovered) == ([begun], [])
+
+    runner.apply(Work(cancel=(replace(begun, may_run_on=("host-b",)),)))
+    await until(lambda: platform.recovered)
+    assert platform.recovered == [("host-a", guid(2), "web-0", True)]
+    assert platform.may_run_on == ("host-b",)
+    assert runner.running() == []
+    platform.go.set()
 
 
 @in_loop

@@ -129,6 +129,15 @@ class Domain:
         """Call a function with the domain's handle."""
         return await self.libvirts.ask(self.host, lambda _: verb(self.handle), seconds_max)
 
+    async def do_to_the_end(self, verb: Callable[[Any], object]) -> None:
+        """Like `do`. Ends with the call even if it is cancelled, so that nothing changes later."""
+        call = asyncio.ensure_future(self.do(verb))
+        try:
+            await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.gather(call, return_exceptions=True)
+            raise
+
     async def state(self) -> tuple[int, int]:
         """Return libvirt's state and reason. A transient domain that has ended is off."""
 

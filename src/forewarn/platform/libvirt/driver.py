@@ -119,16 +119,19 @@ class LibvirtPlatform:
 
         return await self.libvirts.ask(host, look)
 
-    async def recover(self, host: str, event_id: str, vm: str, *, may_start: bool) -> str:
-        kind, cause = EventType.REBOOT, Cause.RESTART
-        request = ImpactRequest(event_id, "", Vm(name=vm, host=host), kind, cause, tries=2)
+    async def recover(
+        self, host: str, event_id: str, vm: str, *, may_start: bool, may_run_on: tuple[str, ...]
+    ) -> str:
+        kind, cause, place = EventType.REBOOT, Cause.RESTART, Vm(name=vm, host=host)
+        request = ImpactRequest(event_id, "", place, kind, cause, tries=2, may_run_on=may_run_on)
         for domain in (await self.targets.find(request))[:1]:
             if domain.host == host and await self._has_begun(request, domain):
                 state = await domain.state()
                 if state == SUSPENDED_BY_USER:
                     await domain.do(marker.resume)
                     return f"the VM was suspended: resumed; {await self._set_clock(domain)}"
-                is_off = state[0] in OFF
+                may_start = may_start or state[0] not in OFF  # it runs here, so nowhere else
+                is_off = await self._wait_until_off(domain)  # its guest may still shut down
                 await domain.do(marker.start if may_start and is_off else marker.unmark)
                 if is_off:
                     return "the VM was off: started" if may_start else "the VM is off and stays off"
@@ -242,7 +245,7 @@ class LibvirtPlatform:
             if await self._wait_until_off(domain):
                 return "the guest shut down by itself"
         if not await domain.is_off():
-            await domain.do(lambda handle: handle.destroy())
+            await domain.do_to_the_end(lambda handle: handle.destroy())
         return f"the guest did not shut down within {self.grace.total_seconds():g} seconds: stopped"
 
     async def _remove(self, domain: Domain) -> str:

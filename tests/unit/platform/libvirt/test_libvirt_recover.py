@@ -3,12 +3,14 @@ whose event ended while nobody could act on them.
 """
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import libvirt
 import pytest
 
+from forewarn.core.event import Cause, EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.libvirt.marker import mark, read, suspend
 from tests.builders import guid
@@ -18,6 +20,7 @@ from tests.unit.platform.libvirt.libvirt_world import (
     RUNNING,
     Host,
     LibvirtWorld,
+    order,
     refusal,
 )
 
@@ -33,9 +36,19 @@ def world(tmp_path: Path) -> LibvirtWorld:
     return world
 
 
-def recover(world: LibvirtWorld, connect: Any = None, *, may_start: bool = True) -> str:
-    platform = world.platform(connect)
-    return asyncio.run(platform.recover("host-a", EVENT, "web-0", may_start=may_start))
+def recover(
+    world: LibvirtWorld,
+    connect: Any = None,
+    *,
+    may_start: bool = True,
+    may_run_on: tuple[str, ...] = (),
+    **more: Any,
+) -> str:
+    return asyncio.run(
+        world.platform(connect, **more).recover(
+            "host-a", EVENT, "web-0", may_start=may_start, may_run_on=may_run_on
+        )
+    )
 
 
 def begun(world: LibvirtWorld, host: str = "host-a") -> list[tuple[str, str]]:
@@ -109,6 +122,17 @@ def test_vm_that_runs_on_its_target_is_not_started(world: LibvirtWorld) -> None:
     assert (world.state(), world.state("host-b")) == (OFF, RUNNING)
 
 
+def test_vm_that_runs_on_another_host_is_not_started(world: LibvirtWorld) -> None:
+    """An operator has started it there after a failed try, before the event was completed."""
+    mark(world.web, EVENT)
+    world.on("host-b").defineXML(world.web.XMLDesc()).create()
+    world.web.destroy()
+
+    assert recover(world, may_run_on=("host-b",)) == "nothing was left to do"
+
+    assert (world.state(), world.state("host-b")) == (OFF, RUNNING)
+
+
 def test_vm_whose_target_does_not_answer_is_not_started(world: LibvirtWorld) -> None:
     mark(world.web, EVENT, "host-a", "host-b")
     world.web.destroy()
@@ -146,3 +170,57 @@ def test_vm_that_is_paused_for_another_reason_stays_paused(world: LibvirtWorld) 
 
     assert "resume" not in host.calls
     assert begun(world) == []
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_vm_that_a_cancelled_call_still_stops_is_started(
+    world: LibvirtWorld, is_stopped: bool
+) -> None:
+    """The event is completed while libvirt destroys the domain, which takes its time, or refuses
+    to.
+    """
+    asked, go = threading.Event(), threading.Event()
+
+    def destroy(handle: Any) -> None:
+        asked.set()
+        assert go.wait(10)
+        if is_stopped:
+            handle.destroy()
+
+    host = Host(world.on("host-a"), shutdown=lambda handle: None, destroy=destroy)
+    platform = world.platform(lambda uri: host)
+
+    async def test() -> str:
+        redeploy = order(EventType.REDEPLOY, Cause.REDEPLOY)
+        call = asyncio.create_task(platform.run_impact(redeploy))
+        await asyncio.to_thread(asked.wait, 10)
+        call.cancel()
+        asyncio.get_running_loop().call_later(0.01, go.set)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        return await platform.recover("host-a", EVENT, "web-0", may_start=True, may_run_on=())
+
+    expected = "the VM was off: started" if is_stopped else "nothing was left to do"
+    assert asyncio.run(test()) == expected
+
+    assert world.state() == RUNNING
+    assert begun(world) == []
+
+
+def test_vm_that_still_shuts_down_is_started(world: LibvirtWorld) -> None:
+    """Its guest was asked to, and the event was completed before it was off."""
+    mark(world.web, EVENT)
+    states = [[RUNNING, 1]] * 3
+
+    def state(handle: Any) -> Any:
+        if states:
+            return states.pop()
+        if "destroy" not in host.calls:
+            host.calls.append("destroy")
+            handle.destroy()
+        return handle.state()
+
+    host = Host(world.on("host-a"), state=state)
+
+    assert recover(world, lambda uri: host, grace=30) == "the VM was off: started"
+    assert world.state() == RUNNING
