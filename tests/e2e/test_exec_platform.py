@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import Cause, EventType
-from forewarn.core.fleet import Vm
+from forewarn.core.fleet import Power, Vm
 from forewarn.errors import ImpactFailed, Invalid
 from forewarn.option_kind import ExecCommand
 from forewarn.platform.base import ImpactRequest, ImpactResult
@@ -47,6 +48,21 @@ def shell(script: str, **more: float) -> ExecPlatform:
 
 def carried_out(made: ExecPlatform, order: ImpactRequest = REBOOT) -> ImpactResult:
     return asyncio.run(made.run_impact(order))
+
+
+@pytest.mark.parametrize(
+    ("power", "cause", "is_back"),
+    [
+        (Power.RUNNING, Cause.MAINTENANCE, False),
+        (Power.STOPPED, Cause.MAINTENANCE, True),
+        (Power.STOPPED, Cause.RESTART, False),
+    ],
+)
+def test_vm_that_stays_off_is_not_waited_for(power: Power, cause: Cause, is_back: bool) -> None:
+    vm = replace(VM, power=power)
+    request = ImpactRequest(guid(1), "web", vm, EventType.REBOOT, cause, tries=1)
+
+    assert carried_out(shell("true"), request).is_back is is_back
 
 
 def is_running(pid: int) -> bool:

@@ -90,10 +90,8 @@ class Operator:
         if not events:
             return
         event, operations = self._chance.choice(events), server.operations
-        if event.status is Status.STARTED and event.type is not EventType.PREEMPT:
+        if event.status is Status.STARTED:
             await operations.complete(event.id, by=OPERATOR)
-        elif event.status is Status.STARTED:
-            return  # the fleet would know it as deallocated, and it would run on
         elif self._chance.random() < 0.8:
             await operations.approve(event.id, by=OPERATOR)
         else:
@@ -108,13 +106,9 @@ class Operator:
     # --- what is done by hand
 
     async def _act_by_hand(self) -> None:
-        """Stop, start or move a VM on which nobody acts; move it only as docs/hostd.md says.
-
-        One that was evicted is started by a restart only: else the fleet goes on to know it as
-        deallocated.
-        """
+        """Stop, start or move a VM on which nobody acts; move it only as docs/hostd.md says."""
         vm, vms = self._any_vm(), self._vms
-        if not vms.is_idle(vm) or vm in vms.evicted:
+        if not vms.is_idle(vm):
             return
         places = vms.places(vm)
         if not places:

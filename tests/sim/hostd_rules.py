@@ -7,7 +7,6 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from forewarn.core.change import ChangeKind
-from forewarn.core.event import Cause
 from forewarn.core.fleet import Power, Scope
 from forewarn.core.lifecycle import is_enabled
 from forewarn.core.timing import Timing
@@ -15,7 +14,7 @@ from forewarn.engine.entry import Entry, decode_all
 from forewarn.engine.record import SCOPE, SEEN
 from forewarn.store.base import HistoryValue, Write
 from tests.rules import Broken, check_step
-from tests.sim.hypervisors import HOSTS, Hypervisors, State
+from tests.sim.hypervisors import Hypervisors, State
 from tests.sim.simulated_hypervisor import Outcomes
 from tests.unit.engine.hostd_world import Server
 
@@ -70,8 +69,7 @@ class CommitChecker:
         vms, event, vm = self._vms, entry.event, entry.vm
         if entry.detail.startswith("found running on"):
             return  # the daemon that has moved it is unreachable, and may still clean up
-        hosts = vms.places(vm) or HOSTS  # see the known gap of `Hypervisors.acts`
-        is_acting = event in [of for actor, of in vms.actors(vm) if actor.host in hosts]
+        is_acting = event in [of for _, of in vms.actors(vm)]
         vms.must(not is_acting, "what is recorded as done is done", entry)
         if entry.what is ChangeKind.IMPACTED and self._is_awaited(entry):
             at = vms.restarted_at[event, vm]
@@ -81,15 +79,13 @@ class CommitChecker:
     def _is_awaited(self, entry: Entry) -> bool:
         """Whether the impact has restarted the VM, which has to be back then.
 
-        Nobody waits where no VM polls, nor for a VM that the fleet knows as off, nor any longer
-        for one that is late, or whose operator has started it elsewhere.
+        Nobody waits where no VM polls, nor any longer for one that is late, or whose operator has
+        started it elsewhere.
         """
         call, scope = self._outcomes.by_number.get(entry.detail), self._scopes[entry.scope]
         if call is not None:
-            known, starts = scope.vm(entry.vm), (Cause.RESTART, Cause.REDEPLOY)
-            is_on = entry.cause in starts or (known and known.power is Power.RUNNING)
             seen = replace(scope, seen_at=self._seen.get(scope.name))
-            return bool(is_on and not call.is_back and is_enabled(seen, self._now(), self._timing))
+            return not call.is_back and is_enabled(seen, self._now(), self._timing)
         return entry.detail in ("polled again", "guest agent answers")
 
 

@@ -139,18 +139,9 @@ class Hypervisors:
 
     @contextmanager
     def acts(self, actor: Actor, vm: str, event: str) -> Iterator[None]:
-        """Within this, this daemon acts on the VM, and no other does.
-
-        Known gap: right after a move, or if a VM was moved by hand, an impact may go to the daemon
-        of the VM's old host, which acts on it from there. If that daemon changes to another server
-        meanwhile, the new host's daemon gets the same impact.
-        """
-        others = [
-            other
-            for other, of in self.actors(vm)
-            if (other.host, of) == (actor.host, event) or of != event
-        ]
-        self.must(not others, "one daemon at a time acts on a VM", vm, actor, event)
+        """Within this, this daemon acts on the VM, and no other does."""
+        others = self.actors(vm)
+        self.must(not others, "one daemon at a time acts on a VM", vm, actor, event, others)
         self.acting[vm].append((actor, event))
         try:
             yield

@@ -11,11 +11,11 @@ from random import Random
 from typing import NamedTuple
 
 from forewarn.core.event import Cause, EventType
+from forewarn.core.fleet import Power
 from forewarn.errors import ImpactFailed
-from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.platform.base import STARTS, ImpactRequest, ImpactResult
 from tests.sim.hypervisors import HOSTS, Actor, Hypervisors, Marker, State
 
-STARTS = (Cause.RESTART, Cause.REDEPLOY, Cause.FAILED)
 HAVE_GUEST_AGENTS = ("web-1", "db-0")
 MIGRATE_LIVE = ("web-1",)
 CALL_SECONDS = 0.01, 0.4
@@ -105,7 +105,7 @@ class SimulatedHypervisor:
         if self._chance.random() < self.failure:
             await self._pause()
             raise ImpactFailed("refused")
-        if request.cause in STARTS:
+        if self._is_wanted(request):
             self._vms.starting.add(request.event_id)
         vm, others = request.vm.name, (*request.targets, *request.may_run_on)
         asked = others if request.moves else request.may_run_on
@@ -222,7 +222,7 @@ class SimulatedHypervisor:
         return place, is_off
 
     async def _start(self, request: ImpactRequest, host: str) -> None:
-        is_wanted, vm = request.cause in STARTS, request.vm.name
+        is_wanted, vm = self._is_wanted(request), request.vm.name
         await asyncio.sleep(self._chance.uniform(0, 3))
         await self._do(lambda: self._vms.start(host, vm, is_wanted=is_wanted))
         self._note_restart(request)
@@ -256,7 +256,12 @@ class SimulatedHypervisor:
 
     def _should_start(self, request: ImpactRequest, host: str) -> bool:
         marker = self._marker(host, request.vm.name)
-        return request.cause in STARTS or marker.event == request.event_id
+        return self._is_wanted(request) or marker.event == request.event_id
+
+    def _is_wanted(self, request: ImpactRequest) -> bool:
+        """Whether a VM that is off is started even if an impact has not stopped it."""
+        is_lost = request.cause is Cause.FAILED and request.vm.power is Power.RUNNING
+        return request.cause in STARTS or is_lost
 
     # --- calls to hypervisors
 

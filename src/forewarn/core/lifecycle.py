@@ -23,9 +23,9 @@ from forewarn.core.command import (
     Seen,
     Tick,
 )
-from forewarn.core.draft import POWER_AFTER, Draft
+from forewarn.core.draft import Draft
 from forewarn.core.event import Cause, EndReason, Event, EventType, Impact, ImpactState, Status
-from forewarn.core.fleet import Power, Scope
+from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
 from forewarn.errors import EventEnded, Forbidden, UnknownEvent, WrongStatus
 
@@ -214,13 +214,11 @@ def finish(draft: Draft, command: Finish) -> None:
 def must_come_back(draft: Draft, impact: Impact) -> bool:
     """Whether the impact lasts until its VM, which was restarted, is back.
 
-    A VM that is off does not come back, and where no VM polls nobody would notice that it does.
+    Where no VM polls nobody would notice that it is.
     """
-    vm = draft.vms.get(impact.vm)
     return (
         impact.type in RESTARTING
-        and vm is not None
-        and POWER_AFTER.get(impact.cause, vm.power) is Power.RUNNING
+        and impact.vm in draft.vms
         and draft.timing.back_limit > timedelta(0)
         and is_enabled(draft.scope, draft.now, draft.timing)
     )

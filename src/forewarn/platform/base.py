@@ -19,6 +19,8 @@ from forewarn.fleetfile.schema import NameOrNothing
 SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
 """OSErrors that mean this machine lacks file descriptors, memory or processes for now."""
 SHORTAGE_PAUSE, SHORTAGE_PAUSE_MAX = timedelta(seconds=1), timedelta(seconds=30)
+STARTS = (Cause.RESTART, Cause.REDEPLOY)
+"""Causes that start a VM that is off: its user wants it to run. Maintenance leaves it off."""
 PROBLEM_LENGTH_MAX, DETAIL_LENGTH_MAX = 500, 2048
 
 

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from operator import attrgetter
 
+from forewarn.core.fleet import Power
 from forewarn.errors import ImpactFailed, Invalid
 from forewarn.option_kind import PLACEHOLDER, PLACEHOLDERS, ExecCommand
-from forewarn.platform.base import SHORTAGES, ImpactRequest, ImpactResult
+from forewarn.platform.base import SHORTAGES, STARTS, ImpactRequest, ImpactResult
 
 OUTPUT_BYTES_MAX = 2048
 PIPE_BYTES = 65_536
@@ -75,7 +76,8 @@ class ExecPlatform:
         if problem:
             raise ImpactFailed(f"{words[0]} {problem}", output=text)
         hosts = HOST_LINE.findall(text)
-        return ImpactResult(host=hosts[-1] if hosts else "", detail=text, is_back=False)
+        stays_off = request.vm.power is not Power.RUNNING and request.cause not in STARTS
+        return ImpactResult(host=hosts[-1] if hosts else "", detail=text, is_back=stays_off)
 
 
 class Output:

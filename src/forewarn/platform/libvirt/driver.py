@@ -24,9 +24,9 @@ import libvirt
 from msgspec.structs import replace
 
 from forewarn.core.event import DURATION_SECONDS, Cause, EventType
-from forewarn.core.fleet import Vm
+from forewarn.core.fleet import Power, Vm
 from forewarn.errors import ImpactFailed
-from forewarn.platform.base import ImpactRequest, ImpactResult, Sleeper
+from forewarn.platform.base import STARTS, ImpactRequest, ImpactResult, Sleeper
 from forewarn.platform.libvirt import marker
 from forewarn.platform.libvirt.connection import OFF, Domain, LibvirtError, ignoring
 from forewarn.platform.libvirt.targets import Targets
@@ -57,8 +57,6 @@ SUSPENDED_BY_USER = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
 CHECK_EVERY = timedelta(seconds=0.5)
 MIGRATION_SECONDS_MAX = 86_400.0
 """`impact_seconds_max`, the limit of every impact, is reached first."""
-STARTS = (Cause.RESTART, Cause.REDEPLOY, Cause.FAILED)
-"""Causes that start a VM that is off. Maintenance leaves it off."""
 IN_PLACE = "started again: there is no other host"
 GONE_IS_DONE = (EventType.PREEMPT, EventType.TERMINATE)
 
@@ -233,8 +231,12 @@ class LibvirtPlatform:
         return (await domain.do(marker.read)).event == request.event_id
 
     async def _should_start(self, request: ImpactRequest, domain: Domain) -> bool:
-        """Whether a VM that is off is started: its owner wants it, or we stopped it."""
-        return request.cause in STARTS or await self._has_begun(request, domain)
+        """Whether a VM that is off is started: its owner wants it, or we or a failure stopped it.
+
+        The fleet knows what its owner had stopped before its host failed.
+        """
+        has_failed = request.cause is Cause.FAILED and request.vm.power is Power.RUNNING
+        return request.cause in STARTS or has_failed or await self._has_begun(request, domain)
 
     async def _stop(self, domain: Domain) -> str:
         """Shut down within the grace period, else force it off."""

@@ -3,13 +3,16 @@
 That driver cannot migrate, so most moves stop it.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import libvirt
+import msgspec
 import pytest
 
 from forewarn.core.event import Cause, EventType
+from forewarn.core.fleet import Power
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactResult
 from forewarn.platform.libvirt.marker import mark
@@ -50,6 +53,22 @@ def test_without_live_migration_the_vm_is_stopped_and_moved(
 
 def test_a_failed_host_moves_its_vms_too(world: LibvirtWorld) -> None:
     assert world.run_impact(order(EventType.REBOOT, Cause.FAILED)).host == "host-b"
+
+
+@pytest.mark.parametrize(("power", "state"), [(Power.RUNNING, RUNNING), (Power.STOPPED, OFF)])
+def test_failed_host_starts_only_vms_that_ran(
+    world: LibvirtWorld, power: Power, state: int
+) -> None:
+    """The failure may have stopped it; or its owner did, and then it stays off on its new host."""
+    world.web.destroy()
+    request = order(EventType.REBOOT, Cause.FAILED)
+
+    done = world.run_impact(
+        dataclasses.replace(request, vm=msgspec.structs.replace(request.vm, power=power))
+    )
+
+    assert (done.host, done.is_back) == ("host-b", power is Power.STOPPED)
+    assert world.state("host-b") == state
 
 
 def test_live_migration_moves_the_definition(world: LibvirtWorld) -> None:
