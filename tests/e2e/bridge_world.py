@@ -25,6 +25,7 @@ T = TypeVar("T")
 CLONE_NEWNET = 0x40000000
 COMMAND_SECONDS_MAX = 30
 RESPONSE_SECONDS_MAX = 20.0
+BRIDGE_MAC = "02:00:00:00:00:01"
 ALIAS, ALIAS_V6 = "169.254.169.254", "fe80::a9fe:a9fe"
 TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
 POLL = f"GET {TARGET} HTTP/1.1\r\nHost: {ALIAS}\r\nMetadata: true\r\n\r\n".encode()
@@ -120,7 +121,10 @@ class BridgeWorld:
         return done.stdout
 
     def add_bridge(self, name: str, address: str = "") -> None:
-        self.run(self.host, f"ip link add {name} type bridge")
+        """With a MAC of its own, as libvirt's have. Else it takes the lowest one of its ports, and
+        a guest that knows it is not heard any more when another is plugged in.
+        """
+        self.run(self.host, f"ip link add {name} address {BRIDGE_MAC} type bridge")
         if address:
             self.run(self.host, f"ip address add {address} dev {name}")
         self.run(self.host, f"ip link set {name} up")
