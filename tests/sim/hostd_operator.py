@@ -42,6 +42,7 @@ class Operator:
             await asyncio.sleep(self._chance.uniform(0.1, 5))
             self._world.check()
             await self._bury_the_dead()
+            await self._cut_off_after_a_failure()
             with suppress(Error):
                 await self._chance.choices(chosen, weights)[0]()
 
@@ -122,30 +123,51 @@ class Operator:
             vms.move(places[0], vm, other(places[0]))
 
     async def _take_over(self) -> None:
-        """Look after the VMs that impacts have left off, and whose daemons have died since.
+        """Look after the VMs that impacts have left off, and whose daemons have died since, or are
+        cut off.
 
         The operator completes their events, and leaves them off or starts them on some host.
         """
         vms, world = self._vms, self._world
         for vm in sorted(vms.boots):
             begun_on = [host for host in HOSTS if vms.has_begun(host, vm)]
-            is_served = any(world.daemons[host] for host in begun_on)
+            is_served = any(world.daemons[host] and not world.is_cut(host) for host in begun_on)
             if vms.places(vm) or not begun_on or is_served or vm in vms.evicted:
                 continue
             for event in [event for scope in self._scopes() for event in scope.events]:
                 if vm in event.resources and event.type is not EventType.PREEMPT:
                     with suppress(Error):
                         await world.any_server().operations.complete(event.id, by=OPERATOR)
-            if self._has_impact(vm) or vms.actors(vm) or vms.places(vm):
+            is_busy = vms.actors(vm) or vm in vms.recovering
+            if self._has_impact(vm) or is_busy or vms.places(vm):
                 continue
-            host = self._chance.choice((*HOSTS, ""))
+            if any(world.daemons[host] for host in begun_on):
+                await self._start_elsewhere(vm, other(begun_on[0]))
+                continue
             vms.stopped_by.pop(vm, None)
-            if not host:
+            if host := self._chance.choice((*HOSTS, "")):
+                self._start_by_hand(vm, host)
+            else:
                 vms.left_off.add(vm)
-                continue
-            if vm not in vms.copies[host]:
-                vms.define(host, vm, Marker())
-            vms.start(host, vm)
+
+    async def _start_elsewhere(self, vm: str, host: str) -> None:
+        """The other host is cut off, and stays so until the servers know that the VM runs here."""
+        world, daemon = self._world, self._world.daemons[host]
+        if daemon is None or world.is_cut(host):
+            return
+        daemon.actor.calls_left = -1
+        self._vms.stopped_by.pop(vm, None)
+        self._start_by_hand(vm, host)
+        while not daemon.actor.is_dead and not world.is_known(vm, host):
+            for number in (0, 1):
+                world.cut_until[other(host), number] = self._vms.now + 5
+            await asyncio.sleep(1)
+            world.check()
+
+    def _start_by_hand(self, vm: str, host: str) -> None:
+        if vm not in self._vms.copies[host]:
+            self._vms.define(host, vm, Marker())
+        self._vms.start(host, vm)
 
     def _has_impact(self, vm: str) -> bool:
         return any(impact.vm == vm for scope in self._scopes() for impact in scope.impacts)
@@ -188,6 +210,17 @@ class Operator:
                 self._start_later(host)
                 if self._chance.random() < 0.6:
                     await self._take_over()
+
+    async def _cut_off_after_a_failure(self) -> None:
+        """A host is cut off when a try has just failed and left its VM off."""
+        vms, world = self._vms, self._world
+        for vm in sorted(vms.boots):
+            begun_on = [host for host in HOSTS if vms.has_begun(host, vm) and world.daemons[host]]
+            is_busy = vms.actors(vm) or vm in vms.recovering
+            if begun_on and not vms.places(vm) and not is_busy:
+                for number in (0, 1):
+                    world.cut_until[begun_on[0], number] = vms.now + 20
+                await self._take_over()
 
     async def _restart_server(self) -> None:
         number, world = self._chance.randrange(2), self._world

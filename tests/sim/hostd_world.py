@@ -187,6 +187,18 @@ class HostdWorld:
         has_work = any(daemon and daemon.runner.running() for daemon in self.daemons.values())
         return not has_work and not any(scope.events or scope.impacts for scope in scopes)
 
+    def is_cut(self, host: str) -> bool:
+        """Whether its daemon reaches no server."""
+        now = asyncio.get_running_loop().time()
+        return all(self.cut_until.get((host, number), 0) > now for number in (0, 1))
+
+    def is_known(self, vm: str, host: str) -> bool:
+        """Whether the servers know that the VM runs on this host."""
+        known = [
+            server.hosts.managed.running_on(vm_id(vm)) for server in filter(None, self.servers)
+        ]
+        return all(host in hosts for hosts in known)
+
     # --- servers, daemons and guests
 
     def any_server(self) -> Server:

@@ -80,6 +80,8 @@ class Hypervisors:
     evicted: set[str] = field(default_factory=set)
     started: set[str] = field(default_factory=set)
     """The events that have started, and the operations without an event."""
+    recovering: set[str] = field(default_factory=set)
+    """Those whose guests may still shut down: no operator acts on them meanwhile."""
     starting: set[str] = field(default_factory=set)
     """The events that start a VM that is off."""
     stopped_by: dict[str, tuple[Actor, str]] = field(default_factory=dict)

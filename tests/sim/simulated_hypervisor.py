@@ -88,10 +88,16 @@ class SimulatedHypervisor:
         if place != host or self._marker(host, vm).event != event_id:
             return
         copy, is_wanted = self._vms.copies[host][vm], event_id in self._vms.starting
-        if copy.state is State.RUNNING:  # its guest may still shut down
-            await asyncio.sleep(GRACE_SECONDS)
-            may_start = True
         state = copy.state
+        if state is State.RUNNING:
+            self._vms.recovering.add(vm)
+            try:
+                await asyncio.sleep(GRACE_SECONDS)
+            finally:
+                self._vms.recovering.discard(vm)
+            if copy.state is State.OFF:  # its guest still shut down
+                await self.recover(host, event_id, vm, may_start=True, may_run_on=may_run_on)
+                return
         if state is State.SUSPENDED or (state is State.OFF and may_start):
             with self._vms.acts(self._actor, vm, event_id):
                 await self._do(lambda: self._vms.resume(host, vm))
@@ -120,6 +126,7 @@ class SimulatedHypervisor:
         elif request.type is EventType.FREEZE:
             await self._freeze(request, place)
         else:
+            await self._do(lambda: self._vms.mark(place, vm))
             await self._stop(request, place)
         return "" if place == request.vm.host else place, is_back
 
@@ -235,10 +242,11 @@ class SimulatedHypervisor:
         (*_, boot) = vms.boots[vm]
 
         def stop() -> None:
-            if host not in vms.places(vm) or vms.boots[vm][-1] is not boot:
-                return  # it was off already, and may have been started since
-            vms.stop(host, vm)
-            vms.stopped_by[vm] = self._actor, request.event_id
+            if vms.boots[vm][-1] is not boot or vms.places(vm) not in ([], [host]):
+                return  # it was off already, and was started since
+            if vms.places(vm):
+                vms.stop(host, vm)
+                vms.stopped_by[vm] = self._actor, request.event_id
             if request.type is EventType.PREEMPT:
                 vms.left_off.add(vm)
                 vms.evicted.add(vm)

@@ -2,12 +2,15 @@
 
 import functools
 from collections import Counter
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from forewarn.engine.entry import Entry
 from forewarn.hostd.worker import ImpactRunner
 from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.platform.remote import RunningImpact
 from tests.rules import Broken
 from tests.sim.hostd_world import HostdWorld
 
@@ -83,11 +86,19 @@ class DoneAtTheReset(ImpactRunner):
         return ImpactResult(result.host, result.detail, problem=result.problem)
 
 
+class DoesNotAskOtherHosts(ImpactRunner):
+    """Starts the VM of an event that is over although another host runs it."""
+
+    async def _recover(self, each: RunningImpact, *more: Any, may_start: bool) -> None:
+        await super()._recover(replace(each, may_run_on=()), *more, may_start=may_start)
+
+
 PLANTED = {
-    AttachesToFailures: 1,
+    AttachesToFailures: 7,
     DoesNotWait: 0,
-    StartsWhatIsOff: 15,
+    StartsWhatIsOff: 2,
     DoneAtTheReset: 0,
+    DoesNotAskOtherHosts: 1,
 }
 """Each with a seed that finds it, so that this does not take long."""
 

@@ -88,6 +88,7 @@ class LibvirtPlatform:
         elif request.type is EventType.FREEZE:
             result = ImpactResult(detail=await self._freeze(request, domain))
         elif request.type is EventType.PREEMPT:
+            await domain.do(marker.unmark)  # whatever an earlier event has begun, it stays off
             result = ImpactResult(detail=await self._stop(domain))
         else:
             details = [await self._remove(each) for each in found]
@@ -128,8 +129,11 @@ class LibvirtPlatform:
                 if state == SUSPENDED_BY_USER:
                     await domain.do(marker.resume)
                     return f"the VM was suspended: resumed; {await self._set_clock(domain)}"
-                may_start = may_start or state[0] not in OFF  # it runs here, so nowhere else
-                is_off = await self._wait_until_off(domain)  # its guest may still shut down
+                is_off = state[0] in OFF
+                if not is_off and await self._wait_until_off(domain):  # its guest still shut down
+                    return await self.recover(
+                        host, event_id, vm, may_start=True, may_run_on=may_run_on
+                    )
                 await domain.do(marker.start if may_start and is_off else marker.unmark)
                 if is_off:
                     return "the VM was off: started" if may_start else "the VM is off and stays off"

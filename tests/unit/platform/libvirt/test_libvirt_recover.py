@@ -3,6 +3,7 @@ whose event ended while nobody could act on them.
 """
 
 import asyncio
+import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,18 @@ def test_vm_that_is_paused_for_another_reason_stays_paused(world: LibvirtWorld) 
 
     assert "resume" not in host.calls
     assert begun(world) == []
+
+
+def test_evicted_vm_stays_off(world: LibvirtWorld) -> None:
+    """The eviction has overtaken a failed try of another event, which is over now."""
+    mark(world.web, EVENT)
+    world.run_impact(
+        dataclasses.replace(order(EventType.PREEMPT, Cause.EVICTION), event_id=guid(2))
+    )
+
+    assert recover(world) == "nothing was left to do"
+
+    assert world.state() == OFF
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
