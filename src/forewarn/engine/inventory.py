@@ -26,6 +26,8 @@ from forewarn.platform.remote import ReportedVm
 
 EMPTY_SCOPES_MAX = 1000
 SCOPES_LISTED_MAX = 5
+PROBLEMS_MAX = 100
+"""In a response; a daemon reads a limited number of bytes."""
 
 
 class HostInventory:

@@ -27,7 +27,7 @@ from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
 from forewarn.engine.host_session import DaemonSession, HandedOut, refuse_late, unreachable
-from forewarn.engine.inventory import HostInventory
+from forewarn.engine.inventory import PROBLEMS_MAX, HostInventory
 from forewarn.engine.managed_hosts import HOST_KEY, ManagedHost, ManagedHosts, unless_forgotten
 from forewarn.engine.operations import Operations
 from forewarn.engine.transaction import Transaction
@@ -43,8 +43,6 @@ WAIT = timedelta(seconds=5)
 SILENT = timedelta(seconds=15)
 """After its last request a daemon counts as lost. It repeats requests after WAIT at the latest."""
 TICK = timedelta(seconds=1)
-PROBLEMS_MAX = 100
-"""In a response; a daemon reads a limited number of bytes."""
 BOOTING = ImpactState.BOOTING
 
 
