@@ -55,6 +55,7 @@ class ControlClient:
         self._url, self.options, self.is_failing = config.control_url, dict[str, str](), False
         self._time: datetime | None = None
         self._time_until = 0.0
+        self.is_lab = False  # a command that only a lab has sets it, for its messages
         self._http = httpx.Client(
             headers=headers,
             timeout=timeout,
@@ -141,8 +142,9 @@ class ControlClient:
                     "FOREWARN_CA names a file with the certificates to verify it with"
                 ) from error
             raise Unavailable(
-                f"no service is reachable at {self._url}: {reason}; set FOREWARN_CONTROL to its"
-                " URL, or start one with `forewarn demo`"
+                f"no {'lab' if self.is_lab else 'service'} is reachable at {self._url}: {reason};"
+                " set FOREWARN_CONTROL to its URL, or start one with"
+                f" `forewarn {'lab serve' if self.is_lab else 'demo'}`"
             ) from error
 
     def _decode(self, response: "httpx.Response") -> Any:
@@ -161,9 +163,11 @@ class ControlClient:
             raise Unavailable(
                 f"{self._url} is not a Forewarn control API (status {response.status_code})"
             ) from problem
-        option = self.options.get(str(error.facts.get("field", "")).partition("[")[0])
+        field = str(error.facts.get("field", ""))
+        option = self.options.get(field.partition("[")[0])
         if option and isinstance(error, Invalid):
-            raise Usage(f"{option}: {error.message.partition(': ')[2]}")
+            message = error.message.removeprefix("body.").removeprefix(f"{field}: ")
+            raise Usage(f"{option}: {message}")
         raise explain(self, error)
 
 
@@ -197,6 +201,7 @@ def api_command(
 def connect(context: typer.Context) -> ControlClient:
     """A client of the service that the flags, the variables or the config file name."""
     client = ControlClient(read_client_config(context).config)
+    client.is_lab = "lab" in context.command_path.split()
     for typed in (each.opts[0] for each in context.command.params):
         field = typed.strip("-").replace("-", "_")
         client.options[field] = typed if typed.startswith("-") else typed.upper()

@@ -1,6 +1,7 @@
 """`forewarn fleet`: the fleet as a file."""
 
 import json
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from itertools import count
@@ -100,8 +101,12 @@ def apply(client: ControlClient, file: FleetFile, *, dry_run: DryRun = False) ->
     Example: forewarn fleet apply fleet.yaml --dry-run
     """
     body = _merge(file) if Path(file).is_dir() else read_file(file, "fleet file", FILE_BYTES_MAX)
-    with show_progress(f"applying {file}"):
-        return client.put("fleet", body=body, query=_dry_run_query(is_dry=dry_run))
+    try:
+        with show_progress(f"applying {file}"):
+            return client.put("fleet", body=body, query=_dry_run_query(is_dry=dry_run))
+    except Invalid as error:  # the service calls the file `body`
+        message = re.sub(r"\bbody(?=:\d+: )", lambda _: file, error.message)
+        raise Invalid(message, **error.facts | {"source": file}) from error
 
 
 @api_command(app, show_difference)

@@ -21,6 +21,7 @@ from forewarn.cli.files import read_file
 from forewarn.cli.fleet import FILE_BYTES_MAX
 from forewarn.cli.options import DEMO
 from forewarn.cli.output import show_list, show_one
+from forewarn.cli.times import FUTURE, parse_time
 from forewarn.duration import EXPECTED, parse_duration
 from forewarn.errors import Invalid
 from forewarn.option_kind import Address
@@ -66,7 +67,7 @@ ReadyFile = Annotated[Path | None, typer.Option(
     help="A JSON file with the URLs; it exists while the lab is ready.")]
 DurationText = Annotated[str, typer.Argument(metavar="DURATION",
     help="Such as 90s, 15m, 2h, 1h30m or 7d.")]
-TimeText = Annotated[str, typer.Argument(metavar="TIME", help="Such as 2030-01-31T12:00:00Z.")]
+TimeText = Annotated[str, typer.Argument(metavar="TIME", help=f"Such as {FUTURE}.")]
 After = Annotated[int | None, typer.Option(min=0,
     help="Start after the entry with this number; default: the newest entries.")]
 TranscriptLimit = Annotated[int, typer.Option(help="Show at most this many.", min=1, max=10_000)]
@@ -180,7 +181,7 @@ def jump(client: ControlClient, time: TimeText) -> Any:
 
     Example: forewarn lab clock jump 2030-01-31T12:00:00Z
     """
-    return _set_clock(client, now=time)
+    return _set_clock(client, now=parse_time("TIME", time, client.now))
 
 
 @api_command(clock, show_one)

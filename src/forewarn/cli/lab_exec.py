@@ -7,7 +7,7 @@ import typer
 
 from forewarn.cli.api import connect
 from forewarn.cli.exit_codes import needs_extra
-from forewarn.errors import NotFound, UnknownVm
+from forewarn.errors import UnknownVm
 
 # fmt: off
 ExecVm = Annotated[str, typer.Option("--vm", help="The VM that the command plays.")]
@@ -28,13 +28,7 @@ def run_at_azure_address(context: typer.Context, command: ExecCommand, *, vm: Ex
         from forewarn.lab.environment import make_environment
         from forewarn.lab.names import shorten_list
 
-    try:
-        urls = connect(context).post("listeners")["listeners"]
-    except NotFound as error:
-        raise NotFound(
-            "this service is not a lab; start one with `forewarn lab serve`, and set"
-            " FOREWARN_CONTROL if it is elsewhere"
-        ) from error
+    urls = connect(context).post("listeners")["listeners"]
     if vm not in urls:
         raise UnknownVm(f"the lab has no VM {vm!r}; expected one of {shorten_list(urls)}", vm=vm)
     wrapped = wrap(urls[vm], command)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 LOOKED_AT_MAX = 1000
 EVENTS_MAX = 100_000
 PREFIX_LENGTH_MIN = 4
+NOT_A_LAB = (
+    "this service is not a lab; start one with `forewarn lab serve`, and set FOREWARN_CONTROL if it"
+    " is elsewhere"
+)
 NAMED = {f"unknown_{noun}": noun for noun in ("vm", "host", "scope")}
 
 
@@ -64,6 +68,8 @@ def explain(client: "ControlClient", error: errors.Error) -> errors.Error:
         message += "; set FOREWARN_TOKEN to a token that `forewarn token create` has printed"
     elif isinstance(error, errors.AlreadyPending):
         message += f"; `forewarn history --event {shorten(str(error.facts['event']))}` shows it"
+    elif client.is_lab and message.startswith("no such path"):
+        message = NOT_A_LAB
     elif noun is not None and not client.is_failing:
         client.is_failing = True  # whatever the next response is, it is not explained
         with suppress(errors.Error):

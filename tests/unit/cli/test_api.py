@@ -49,7 +49,7 @@ def recording(status: int, body: bytes) -> Iterator[tuple[str, list[Any]]]:
             self.end_headers()
             self.wfile.write(body)
 
-        do_POST = do_PUT = do_GET
+        do_POST = do_PUT = do_DELETE = do_GET
 
         def log_message(self, *_: object) -> None:
             pass

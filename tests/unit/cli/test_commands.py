@@ -1,0 +1,101 @@
+"""What commands print, and their exit codes, against a server with one canned response."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.cli.main import run
+from tests.unit.cli.test_api import recording
+
+Capture = pytest.CaptureFixture[str]
+NOT_A_LAB = (
+    "forewarn: this service is not a lab; start one with `forewarn lab serve`, and set"
+    " FOREWARN_CONTROL if it is elsewhere\n"
+)
+
+
+def refusal(code: str, message: str, **facts: object) -> bytes:
+    return json.dumps({"error": code, "message": message, "facts": facts}).encode()
+
+
+def forewarn(status: int, body: bytes, *arguments: str) -> tuple[int, list[Any]]:
+    """The exit code of a command, and the requests that it sent."""
+    with recording(status, body) as (url, requests):
+        code = run(["--control-url", url, *arguments])
+    return code, requests
+
+
+def test_whole_message_about_a_flag_is_printed(capsys: Capture) -> None:
+    """Also one that does not begin with the field."""
+    body = refusal("invalid", "no host matches hots-*; expected rack7-*", field="hosts")
+
+    code, _ = forewarn(400, body, "campaign", "start", "--type", "reboot", "--hosts", "hots-*")
+
+    assert (code, capsys.readouterr().err) == (
+        2,
+        "forewarn: --hosts: no host matches hots-*; expected rack7-*\n",
+    )
+
+
+@pytest.mark.parametrize("command", ["apply", "diff"])
+def test_error_in_an_applied_file_names_the_file(
+    command: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """The service knows the file as the body of a request."""
+    file = tmp_path / "bad.yaml"
+    file.write_text("scopes: []")
+    body = refusal("invalid", "body:4: scopes[0].name: expected one not used by body:2: scopes[1]")
+
+    forewarn(400, body, "fleet", command, str(file))
+
+    assert capsys.readouterr().err == (
+        f"forewarn: {file}:4: scopes[0].name: expected one not used by {file}:2: scopes[1]\n"
+    )
+
+
+def test_clock_jumps_by_a_duration_of_the_lab(capsys: Capture) -> None:
+    """The lab's clock is the base, not that of this machine."""
+    lab = b'{"now": "2030-01-31T12:00:00Z"}'
+
+    code, requests = forewarn(200, lab, "lab", "clock", "jump", "+15m")
+
+    assert (code, requests[-1][:2]) == (0, ("PUT", "/api/v1/clock"))
+    assert json.loads(requests[-1][3]) == {"now": "2030-01-31T12:15:00Z"}
+    assert forewarn(200, lab, "lab", "clock", "jump", "yesterday")[0] == 2
+    assert capsys.readouterr().err == (
+        "forewarn: TIME: expected a time such as +15m, 2h or 2030-01-31T12:00:00Z,"
+        " got 'yesterday'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("clock", "show"),
+        ("clock", "advance", "15m"),
+        ("fault", "list"),
+        ("transcript",),
+        ("exec", "--vm", "web-0", "--", "true"),
+    ],
+)
+def test_service_that_is_not_a_lab_is_named(arguments: tuple[str, ...], capsys: Capture) -> None:
+    """The path that it does not have means nothing to a user."""
+    body = refusal("not_found", "no such path: /api/v1/clock; see /api/openapi.json")
+
+    code, _ = forewarn(404, body, "lab", *arguments)
+
+    assert (code, capsys.readouterr().err) == (3, NOT_A_LAB)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [(("lab", "clock", "show"), "forewarn lab serve"), (("vm", "list"), "forewarn demo")],
+)
+def test_missing_service_gets_the_command_that_starts_it(
+    arguments: tuple[str, ...], start: str, capsys: Capture
+) -> None:
+    """Port 9 of the loopback address has no listener."""
+    assert run(["--control-url", "http://127.0.0.1:9", *arguments]) == 4
+    assert capsys.readouterr().err.endswith(f"or start one with `{start}`\n")
