@@ -540,13 +540,13 @@ def test_lab_works_without_what_only_the_server_needs() -> None:
     absent = "uvloop", "prometheus_client"
 
     scenario = run_without(absent, "lab", "run", "host-reboot", "--quiet")
-    serve = run_without(absent, "serve")
 
     assert scenario.returncode == 0, scenario.stderr
-    assert serve.stderr == (
-        "forewarn: `forewarn serve` needs prometheus_client;"
-        " install it with pip install 'forewarn[server]'\n"
-    )
+    for command in ("serve", "demo"):
+        assert run_without(absent, command).stderr == (
+            f"forewarn: `forewarn {command}` needs prometheus_client;"
+            " install it with pip install 'forewarn[server]'\n"
+        )
 
 
 def test_agent_and_conform_work_without_any_extra(service: Service) -> None:

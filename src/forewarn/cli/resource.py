@@ -1,6 +1,6 @@
 """`forewarn scope`, `vm`, `host` and `event`: what an operator lists, looks at and acts on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -11,6 +11,7 @@ from forewarn.cli.options import Limit
 from forewarn.cli.output import show_events, show_list, show_one
 from forewarn.cli.times import FUTURE, parse_time
 
+Items = Sequence[Mapping[str, Any]]
 EventType = Literal["Freeze", "Reboot", "Redeploy"]
 EventCause = Literal["maintenance", "infrastructure", "live-migration"]
 
@@ -41,28 +42,45 @@ ALIASES = {"restart": "reboot", "evict": "preempt", "delete": "terminate"}
 """What the wire calls the operations."""
 
 
-def resource(name: str, help_: str, columns: Sequence[str], example: str) -> typer.Typer:
+def resource(
+    name: str,
+    help_: str,
+    columns: Sequence[str],
+    example: str,
+    arrange: Callable[[Items], Items] = lambda items: items,
+) -> typer.Typer:
     """The commands of a resource, starting with `list` and `show`.
 
-    The columns are in the order of their importance.
+    The columns are in the order of their importance. `arrange` is what people see of the items.
     """
     app = typer.Typer(help=help_, no_args_is_help=True)
     kind = f"{name}s"
 
-    help_ = f"List all {kind}, one per line.\n\nExample: forewarn {name} list --json"
+    help_ = f"List all {kind.replace('vm', 'VM')}, one per line.\n\nExample: forewarn {name} list --json"
 
-    @api_command(app, lambda response: show_list(response, kind, columns), name="list", help_=help_)
+    def show_all(response: Any) -> None:
+        show_list({**response, kind: arrange(response[kind])}, kind, columns)
+
+    @api_command(app, show_all, name="list", help_=help_)
     def list_all(client: ControlClient, *, limit: Limit = 1000) -> Any:
         return client.list(kind, limit)
 
     argument = typer.Argument(metavar=name.upper(), autocompletion=complete_names(kind))
     help_ = f"Show one {name} in full.\n\nExample: forewarn {name} show {example}"
 
-    @api_command(app, show_one, help_=help_)
+    @api_command(app, lambda item: show_one(arrange([item])[0]), help_=help_)
     def show(client: ControlClient, which: Annotated[str, argument]) -> Any:
         return client.get(kind, FIND[kind](client, which) if kind in FIND else which)
 
     return app
+
+
+def arrange_events(events: Items) -> Items:
+    """By time. A Started event has no NotBefore, as in the document that VMs read."""
+    return [
+        event if event["status"] == "Scheduled" else {**event, "not_before": None}
+        for event in sorted(events, key=lambda event: str(event["not_before"]))
+    ]
 
 
 scope = resource(
@@ -88,6 +106,7 @@ event = resource(
     "Events that VMs see: list, show, approve, cancel, extend, complete.",
     ("id", "type", "status", "not_before", "resources", "scope", "source", "cause"),
     "1B2C3D4E",
+    arrange_events,
 )
 
 

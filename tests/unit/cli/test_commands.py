@@ -99,3 +99,27 @@ def test_missing_service_gets_the_command_that_starts_it(
     """Port 9 of the loopback address has no listener."""
     assert run(["--control-url", "http://127.0.0.1:9", *arguments]) == 4
     assert capsys.readouterr().err.endswith(f"or start one with `{start}`\n")
+
+
+def test_events_are_listed_by_time_and_started_ones_have_none(capsys: Capture) -> None:
+    """The document that VMs read has no NotBefore for a Started event either."""
+    columns = ("type", "resources", "scope", "source", "cause")
+    events = [
+        {"id": "E3", "status": "Scheduled", "not_before": "2030-01-31T14:00:00Z"},
+        {"id": "E1", "status": "Started", "not_before": "2030-01-31T12:00:00Z"},
+        {"id": "E2", "status": "Scheduled", "not_before": "2030-01-31T13:00:00Z"},
+    ]
+    items = [{**dict.fromkeys(columns, "x"), **event} for event in events]
+    body = json.dumps({"events": items, "total": 3, "next": None}).encode()
+
+    assert forewarn(200, body, "event", "list")[0] == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+
+    assert [line.split()[:4] for line in lines] == [
+        ["E1", "x", "Started", "-"],
+        ["E2", "x", "Scheduled", "2030-01-31T13:00:00Z"],
+        ["E3", "x", "Scheduled", "2030-01-31T14:00:00Z"],
+    ]
+    event_id = "1B2C3D4E-0F33-41B9-B7D1-9390A9009A3E"
+    forewarn(200, json.dumps(items[1]).encode(), "event", "show", event_id)
+    assert "not before  -\n" in capsys.readouterr().out
