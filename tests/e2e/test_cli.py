@@ -222,6 +222,7 @@ def test_folder_of_fleet_files_works_like_a_file(tmp_path: Path) -> None:
             2,
             (
                 "Invalid value for '--type': 'Freez' is not one of 'freeze', 'reboot', 'redeploy'; "
+                "did you mean 'freeze'[?]; "
                 "try 'forewarn host maintain --help'"
             ),
         ),

@@ -11,6 +11,7 @@ from forewarn.cli import campaign, config, fleet, history, lab, resource, serve,
 from forewarn.cli.api import connect_to
 from forewarn.cli.conform import run_conform
 from forewarn.cli.exit_codes import Exit, Usage
+from forewarn.cli.lookup import did_you_mean
 from forewarn.cli.options import ClientConfig, RootFile, with_options
 
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -107,4 +108,6 @@ def _describe(error: typer.TyperException) -> str:
     message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
     for wrong, better in WORDING:
         message = re.sub(wrong, better, message)
+    if match := re.search(r"'([^']*)' is not one of '(.*)'", message):
+        message += did_you_mean(match[1], match[2].split("', '"))
     return f"{message}; try '{context.command_path} --help'" if context else message

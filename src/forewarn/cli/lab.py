@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from forewarn.cli import lab_exec, scenario
-from forewarn.cli.api import ControlClient, api_command
+from forewarn.cli.api import ControlClient, api_command, complete_names
 from forewarn.cli.event_loop import run_until_stopped
 from forewarn.cli.exit_codes import Usage, needs_extra
 from forewarn.cli.files import read_file
@@ -71,11 +71,14 @@ TimeText = Annotated[str, typer.Argument(metavar="TIME", help=f"Such as {FUTURE}
 After = Annotated[int | None, typer.Option(min=0,
     help="Start after the entry with this number; default: the newest entries.")]
 TranscriptLimit = Annotated[int, typer.Option(help="Show at most this many.", min=1, max=10_000)]
-FaultKind = Annotated[str, typer.Argument(metavar="KIND",
+FaultName = Literal["first-call", "latency", "refuse", "status", "short-notice", "no-started",
+    "skew", "stale", "incarnation-reset", "no-events", "text-plain", "empty", "truncate", "reset",
+    "lapse"]
+FaultKind = Annotated[FaultName, typer.Argument(metavar="KIND", case_sensitive=False,
     help="Such as status, latency or truncate: see docs/faults.md.")]
 FaultSettings = Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...",
     help="Such as code=500 for=2m.")]
-FaultVms = Annotated[list[str] | None, typer.Option("--vm",
+FaultVms = Annotated[list[str] | None, typer.Option("--vm", autocompletion=complete_names("vms"),
     help="Only requests of this VM; may be repeated.")]
 # fmt: on
 

@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
-from forewarn.cli.api import connect
+from forewarn.cli.api import complete_names, connect
 from forewarn.cli.exit_codes import needs_extra
+from forewarn.cli.lookup import did_you_mean
 from forewarn.errors import UnknownVm
 
 # fmt: off
-ExecVm = Annotated[str, typer.Option("--vm", help="The VM that the command plays.")]
+ExecVm = Annotated[str, typer.Option("--vm", help="The VM that the command plays.",
+    autocompletion=complete_names("vms"))]
 ExecCommand = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", show_default=False,
     help="The program to run, and its arguments.")]
 # fmt: on
@@ -30,6 +32,7 @@ def run_at_azure_address(context: typer.Context, command: ExecCommand, *, vm: Ex
 
     urls = connect(context).post("listeners")["listeners"]
     if vm not in urls:
-        raise UnknownVm(f"the lab has no VM {vm!r}; expected one of {shorten_list(urls)}", vm=vm)
+        expected = did_you_mean(vm, urls) or f"; expected one of {shorten_list(urls)}"
+        raise UnknownVm(f"the lab has no VM {vm!r}{expected}", vm=vm)
     wrapped = wrap(urls[vm], command)
     os.execve(wrapped[0], wrapped, os.environ | make_environment(URL, vm))  # noqa: S606

@@ -1,7 +1,7 @@
 """Finds events and campaigns by the start of their id or by name, and says what to type instead."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -79,5 +79,10 @@ def explain(client: "ControlClient", error: errors.Error) -> errors.Error:
 
 
 def _suggest(noun: str, text: str, names: Sequence[str]) -> str:
-    near = " or ".join(map(repr, difflib.get_close_matches(text, names)))
-    return f"; did you mean {near}?" if near else f"; `forewarn {noun} list` lists them"
+    return did_you_mean(text, names) or f"; `forewarn {noun} list` lists them"
+
+
+def did_you_mean(text: str, names: Iterable[str]) -> str:
+    """The end of a message about a mistyped name; empty if no name is like it."""
+    near = " or ".join(map(repr, sorted(difflib.get_close_matches(text, list(names)))))
+    return f"; did you mean {near}?" if near else ""

@@ -54,9 +54,9 @@ def resource(
     The columns are in the order of their importance. `arrange` is what people see of the items.
     """
     app = typer.Typer(help=help_, no_args_is_help=True)
-    kind = f"{name}s"
+    kind, noun = f"{name}s", name.replace("vm", "VM")
 
-    help_ = f"List all {kind.replace('vm', 'VM')}, one per line.\n\nExample: forewarn {name} list --json"
+    help_ = f"List all {noun}s, one per line.\n\nExample: forewarn {name} list --json"
 
     def show_all(response: Any) -> None:
         show_list({**response, kind: arrange(response[kind])}, kind, columns)
@@ -66,7 +66,7 @@ def resource(
         return client.list(kind, limit)
 
     argument = typer.Argument(metavar=name.upper(), autocompletion=complete_names(kind))
-    help_ = f"Show one {name} in full.\n\nExample: forewarn {name} show {example}"
+    help_ = f"Show one {noun} in full.\n\nExample: forewarn {name} show {example}"
 
     @api_command(app, lambda item: show_one(arrange([item])[0]), help_=help_)
     def show(client: ControlClient, which: Annotated[str, argument]) -> Any:

@@ -12,6 +12,7 @@ import typer
 from forewarn.cli.event_loop import run_until_stopped
 from forewarn.cli.exit_codes import Exit, Usage, needs_extra
 from forewarn.cli.files import check_writable, read_file, write_file
+from forewarn.cli.lookup import did_you_mean
 from forewarn.cli.options import Json
 from forewarn.cli.output import show_json, show_list
 from forewarn.cli.terminal import paint, show_status
@@ -169,11 +170,12 @@ def schema() -> None:
 
 def _load_scenario(which: str) -> "Scenario":
     """The file if it exists, else the scenario of the library with that name."""
-    from forewarn.lab.scenario.schema import load_from_library, parse_scenario
+    from forewarn.lab.scenario.schema import list_library, load_from_library, parse_scenario
 
     try:
         if not Path(which).exists() and Path(which).suffix == "":
             return load_from_library(which)
         return parse_scenario(read_file(which, "scenario", SCENARIO_BYTES_MAX), which)
     except Error as error:
-        raise Usage(error.message) from error
+        near = did_you_mean(which, list_library()) if isinstance(error, NotFound) else ""
+        raise Usage(error.message.partition(";")[0] + near if near else error.message) from error

@@ -123,3 +123,26 @@ def test_events_are_listed_by_time_and_started_ones_have_none(capsys: Capture) -
     event_id = "1B2C3D4E-0F33-41B9-B7D1-9390A9009A3E"
     forewarn(200, json.dumps(items[1]).encode(), "event", "show", event_id)
     assert "not before  -\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("lab", "run", "host-rebot"), 2, "there is no scenario 'host-rebot'; did you mean 'host-"),
+        (("lab", "fault", "add", "stauts"), 2, "; did you mean 'status'?"),
+        (
+            ("lab", "exec", "--vm", "web0", "--", "true"),
+            3,
+            "the lab has no VM 'web0'; did you mean",
+        ),
+        (("lab", "exec", "--vm", "x", "--", "true"), 3, "no VM 'x'; expected one of web-0, web-1"),
+    ],
+)
+def test_mistyped_name_in_the_lab_gets_a_suggestion(
+    arguments: tuple[str, ...], code: int, message: str, capsys: Capture
+) -> None:
+    """As mistyped VMs, hosts and scopes do elsewhere."""
+    body = b'{"listeners": {"web-0": "http://127.0.0.1:1", "web-1": "http://127.0.0.1:2"}}'
+
+    assert forewarn(200, body, *arguments)[0] == code
+    assert message in capsys.readouterr().err

@@ -12,11 +12,13 @@ from typer.main import get_command
 from forewarn.auth.tokens import Role
 from forewarn.cli.app import app
 from forewarn.cli.exit_codes import Exit
+from forewarn.cli.lab import FaultName
 from forewarn.cli.main import run
 from forewarn.cli.resource import EventCause as CauseChoice
 from forewarn.cli.resource import EventType as TypeChoice
 from forewarn.core.event import MAINTENANCE_CAUSES, EventType
 from forewarn.core.scheduling import MAINTENANCE_TYPES
+from forewarn.lab.fault.kinds import SCHEMA as FAULTS
 from forewarn.lab.scenario import steps
 from forewarn.testing.objects import LabVm
 
@@ -100,6 +102,7 @@ def test_choices_are_those_of_the_service() -> None:
     """The command line repeats them, because it works without the service's modules."""
     assert set(get_args(TypeChoice)) == set(MAINTENANCE_TYPES)
     assert set(get_args(CauseChoice)) == set(MAINTENANCE_CAUSES)
+    assert list(get_args(FaultName)) == list(FAULTS["discriminator"]["mapping"])
     (role,) = (each for each in FOUND["forewarn token create"].params if each.name == "role")
     assert set(role.type_descriptor.choices) == {each.value for each in Role}
 
