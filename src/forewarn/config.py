@@ -129,7 +129,12 @@ def require(config: Any, *uses: tuple[str, object, str]) -> None:
     """Refuse an option that is used without another one that it needs."""
     for option, is_used, needed in uses:
         if is_used and not getattr(config, needed):
-            raise Invalid(f"{option} needs {needed}, which is not set", option=needed)
+            (spec,) = (each for each in options(type(config)) if each.name == needed)
+            raise Invalid(
+                f"{option} needs {needed}, which is not set; expected {spec.flag} or"
+                f" {spec.variable}",
+                option=needed,
+            )
 
 
 METADATA_DEFAULT, CONTROL_DEFAULT = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)

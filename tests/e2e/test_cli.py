@@ -337,7 +337,7 @@ def test_service_that_cannot_start_prints_the_reason(
     ("arguments", "message"),
     [
         (("--rate", "0"), r"rate \(from --rate\): expected a number from 0.001 to 100000, got '0'"),
-        (("--identify", "proxy"), "identify proxy needs proxy_key_file, which is not set"),
+        (("--identify", "proxy"), "identify proxy needs proxy_key_file, which is not set; .*"),
         (("--lagacy-path",), "No such option: --lagacy-path.*; try 'forewarn serve --help'"),
     ],
 )
@@ -569,6 +569,17 @@ def test_agent_and_conform_work_without_any_extra(service: Service) -> None:
             f"forewarn: this command needs pip install 'forewarn[{extra}]';"
             " without it there are `forewarn agent` and `forewarn conform`\n"
         )
+    for flag in ("--help", "-h"):
+        shown = run_without(absent, flag)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert "  forewarn agent      " in shown.stdout
+        assert "  forewarn conform    " in shown.stdout
+        assert "pip install 'forewarn[cli]'" in shown.stdout
+    mistyped = run_without(absent, "agnet")
+    assert (mistyped.returncode, mistyped.stderr) == (
+        2,
+        "forewarn: No such command 'agnet'; try 'forewarn --help'\n",
+    )
 
 
 def test_config_shows_sources_and_no_secrets(tmp_path: Path) -> None:

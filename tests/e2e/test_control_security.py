@@ -284,7 +284,7 @@ def test_invalid_certificate_fails_at_startup(folder: Path) -> None:
         (folder / "fleet.yaml", key): (2, ".* cannot be used: .*; expected two PEM files"),
         (certificate, None): (
             2,
-            "control_certificate_file needs control_key_file, which is not set",
+            "control_certificate_file needs control_key_file, which is not set; expected .*",
         ),
     }
     for (one, two), (code, message) in expected.items():

@@ -19,7 +19,8 @@ PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_optio
 WORDING = ((r" \(Possible options: (.*)\)$", r"; did you mean \1?"), ("Value error, ", ""))
 """What typer says, and what is printed."""
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings=HELP)
 
 
 def print_version(wanted: bool) -> None:  # noqa: FBT001
@@ -110,4 +111,7 @@ def _describe(error: typer.TyperException) -> str:
         message = re.sub(wrong, better, message)
     if match := re.search(r"'([^']*)' is not one of '(.*)'", message):
         message += did_you_mean(match[1], match[2].split("', '"))
+    option = getattr(error, "option_name", "")
+    if context and any(option in each.opts for each in context.find_root().command.params):
+        return f"{message.partition(';')[0]}; put it before the command: forewarn {option} …"
     return f"{message}; try '{context.command_path} --help'" if context else message

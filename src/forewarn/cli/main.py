@@ -9,9 +9,23 @@ import sys
 from collections.abc import Sequence
 
 from forewarn import __version__
-from forewarn.cli.exit_codes import EXTRAS, Exit, exit_of
+from forewarn.cli.exit_codes import EXTRAS, Exit, Usage, exit_of
 from forewarn.error_report import run_command
 from forewarn.errors import Error
+
+COMMANDS = (*EXTRAS, "campaign", "config", "event", "fleet", "history", "host", "scope", "token",
+    "vm", "watch")  # fmt: skip
+"""Those that need an extra."""
+BARE_HELP = f"""Usage: forewarn COMMAND [ARGS]...
+
+  forewarn agent      Run the agent inside a VM: prepare, approve, recover.
+  forewarn conform    Check any endpoint against the Scheduled Events protocol.
+  forewarn --version  Print the version.
+
+pip install 'forewarn[cli]' adds the commands for a running service, 'forewarn[server]' all:
+{", ".join(sorted(COMMANDS))}.
+
+Example: forewarn agent check"""
 
 
 def main() -> None:
@@ -44,7 +58,12 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if command == "--version":
         print(f"forewarn {__version__}")
         return Exit.DONE
-    raise Error(
-        f"this command needs pip install 'forewarn[{EXTRAS.get(command, 'cli')}]'; "
-        "without it there are `forewarn agent` and `forewarn conform`"
-    )
+    if command in ("-h", "--help", ""):
+        print(BARE_HELP)
+        return Exit.DONE if command else Exit.USAGE
+    if command in COMMANDS or command.startswith("-"):
+        raise Error(
+            f"this command needs pip install 'forewarn[{EXTRAS.get(command, 'cli')}]'; "
+            "without it there are `forewarn agent` and `forewarn conform`"
+        )
+    raise Usage(f"No such command {command!r}; try 'forewarn --help'")

@@ -146,3 +146,19 @@ def test_mistyped_name_in_the_lab_gets_a_suggestion(
 
     assert forewarn(200, body, *arguments)[0] == code
     assert message in capsys.readouterr().err
+
+
+def test_option_after_the_command_is_told_its_place(capsys: Capture) -> None:
+    """Many programs accept such options anywhere."""
+    assert run(["vm", "list", "--control-url", "http://127.0.0.1:9"]) == 2
+    assert capsys.readouterr().err == (
+        "forewarn: No such option: --control-url;"
+        " put it before the command: forewarn --control-url …\n"
+    )
+
+
+@pytest.mark.parametrize("command", [(), ("vm",), ("vm", "list"), ("lab", "clock", "jump")])
+def test_short_flag_prints_the_help(command: tuple[str, ...], capsys: Capture) -> None:
+    """As in the commands that do without typer."""
+    assert run([*command, "-h"]) == 0
+    assert f"Usage: {' '.join(('forewarn', *command))} [OPTIONS]" in capsys.readouterr().out

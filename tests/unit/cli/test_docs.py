@@ -13,7 +13,7 @@ from forewarn.auth.tokens import Role
 from forewarn.cli.app import app
 from forewarn.cli.exit_codes import Exit
 from forewarn.cli.lab import FaultName
-from forewarn.cli.main import run
+from forewarn.cli.main import COMMANDS, run
 from forewarn.cli.resource import EventCause as CauseChoice
 from forewarn.cli.resource import EventType as TypeChoice
 from forewarn.core.event import MAINTENANCE_CAUSES, EventType
@@ -46,6 +46,11 @@ def test_every_command_is_documented() -> None:
     """Nobody finds a command that is not documented."""
     assert len(FOUND) == 65
     assert [name for name in FOUND if f"| `{name}" not in PAGE] == []
+
+
+def test_bare_install_knows_the_commands_that_need_an_extra() -> None:
+    """It cannot import them, and must tell them from a typing error."""
+    assert {*COMMANDS, "agent", "conform"} == {name.split()[1] for name in FOUND}
 
 
 @pytest.mark.parametrize("name", FOUND)

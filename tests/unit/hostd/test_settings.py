@@ -34,11 +34,29 @@ def made(**more: Any) -> HostdConfig:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"host": ""}, "hostd needs host, which is not set"),
-        ({"server": ()}, "hostd needs server, which is not set"),
-        ({"token_file": None}, "hostd needs token_file, which is not set"),
-        ({"bridge": ("virbr0",)}, "bridge needs metadata_server, which is not set"),
-        ({"platform": "exec"}, "platform exec needs inventory_command, which is not set"),
+        (
+            {"host": ""},
+            "hostd needs host, which is not set; expected --host or FOREWARN_HOSTD_HOST",
+        ),
+        (
+            {"server": ()},
+            "hostd needs server, which is not set; expected --server or FOREWARN_HOSTD_SERVER",
+        ),
+        (
+            {"token_file": None},
+            "hostd needs token_file, which is not set;"
+            " expected --token-file or FOREWARN_HOSTD_TOKEN_FILE",
+        ),
+        (
+            {"bridge": ("virbr0",)},
+            "bridge needs metadata_server, which is not set;"
+            " expected --metadata-server or FOREWARN_HOSTD_METADATA_SERVER",
+        ),
+        (
+            {"platform": "exec"},
+            "platform exec needs inventory_command, which is not set;"
+            " expected --inventory-command or FOREWARN_HOSTD_INVENTORY_COMMAND",
+        ),
     ],
 )
 def test_missing_options_are_named(more: dict[str, Any], message: str) -> None:
@@ -120,7 +138,7 @@ def test_the_config_file_is_the_daemons_own(tmp_path: Path) -> None:
     assert rejection("--config", str(file)) == (
         f"token_file: cannot read {tmp_path}/no: No such file or directory"
     )
-    missing = "hostd needs host, which is not set"
+    missing = "hostd needs host, which is not set; expected --host or FOREWARN_HOSTD_HOST"
     assert rejection("--config", "/dev/null", FOREWARN_CONFIG=str(file)) == missing
 
 
