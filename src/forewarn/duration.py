@@ -32,7 +32,8 @@ def format_duration(duration: timedelta) -> str:
     """Format a duration, to a tenth of a second, such as 1h30m."""
     minutes, seconds = divmod(round(duration.total_seconds(), 1), 60)
     hours, minutes = divmod(int(minutes), 60)
-    parts = ((hours, "h"), (minutes, "m"), (seconds, "s"))
+    days, hours = divmod(hours, 24) if hours >= 48 else (0, hours)
+    parts = ((days, "d"), (hours, "h"), (minutes, "m"), (seconds, "s"))
     return "".join(f"{value:g}{unit}" for value, unit in parts if value) or "0s"
 
 

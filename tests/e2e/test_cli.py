@@ -139,7 +139,7 @@ def test_host_is_maintained_and_events_are_ended(tmp_path: Path) -> None:
     assert canceled.stdout == f"Freeze {event['id'][:8]} of web-0 is canceled\n"
     assert completed.stdout == f"Reboot {started[1]} of web-1 is completed\n"
     assert (degraded.returncode, degraded.stdout) == (1, "")
-    assert "needs a notice of 7 days" in degraded.stderr
+    assert "needs a notice of 7d, so " in degraded.stderr
 
 
 def test_fleet_is_exported_checked_and_applied(tmp_path: Path) -> None:

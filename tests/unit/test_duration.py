@@ -47,7 +47,10 @@ def test_other_text_is_rejected_by_type_and_parser(text: str) -> None:
         (60, "1m"),
         (80.1, "1m20.1s"),
         (3600, "1h"),
+        (86400, "24h"),
         (90061, "25h1m1s"),
+        (604800, "7d"),
+        (176401, "2d1h1s"),
     ],
 )
 def test_duration_is_formatted_as_files_write_it(seconds: float, words: str) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
+from forewarn.duration import format_duration
 from forewarn.engine.engine import Engine
 from forewarn.engine.record import RecordCodec
 from forewarn.engine.transaction import Transaction
@@ -227,7 +228,8 @@ def check_token(token: Token, expires_in: timedelta | None) -> Token:
         raise Invalid(f"name: expected 1 to 63 of a-z, 0-9 and -, got {name[:80]!r}", field="name")
     if expires_in is not None and not timedelta(0) < expires_in <= EXPIRY_MAX:
         raise Invalid(
-            f"expires: expected at most {EXPIRY_MAX.days} days from now, got {expires_in}",
+            f"expires: expected at most {EXPIRY_MAX.days} days from now, got"
+            f" {format_duration(expires_in)}",
             field="expires",
         )
     if (role is Role.HOST) != bool(host):

@@ -275,6 +275,7 @@ def announce(
     description: str | None = None,
     duration_seconds: int | None = None,
 ) -> Event:
+    why = f"this {type_} needs a notice of {format_duration(notice)}"
     event = Event(
         id=event_id,
         type=type_,
@@ -283,7 +284,7 @@ def announce(
         cause=cause,
         resources=tuple(vm.name for vm in vms),
         update_domain=vms[0].update_domain,
-        not_before=not_before_of(draft, requested, notice, type_),
+        not_before=not_before_of(draft, requested, notice, why),
         duration_seconds=DURATION_SECONDS[type_] if duration_seconds is None else duration_seconds,
         description=DESCRIPTION[cause] if description is None else description,
         created_at=draft.now,
@@ -302,7 +303,8 @@ def extend(draft: Draft, command: commands.Extend) -> None:
     if event.type is EventType.TERMINATE:
         raise Refused(f"{event.id} is a Terminate; a deletion cannot be postponed", event=event.id)
     notice = max(event.not_before - draft.now, timedelta(0))
-    not_before = not_before_of(draft, command.not_before, notice, event.type)
+    why = f"this {event.type} can only be postponed"
+    not_before = not_before_of(draft, command.not_before, notice, why)
     if not_before != event.not_before:
         event = replace(event, not_before=not_before, is_timed=True)
         draft.put_event(event)
@@ -311,9 +313,12 @@ def extend(draft: Draft, command: commands.Extend) -> None:
 
 
 def not_before_of(
-    draft: Draft, requested: datetime | None, notice: timedelta, type_: EventType
+    draft: Draft, requested: datetime | None, notice: timedelta, why: str
 ) -> datetime:
-    """The requested time, or the earliest that the notice allows, rounded up to a second."""
+    """The requested time, or the earliest that the notice allows, rounded up to a second.
+
+    `why` is the reason for the notice, for a message.
+    """
     earliest = draft.now + notice
     if requested is None:
         return round_up_to_second(earliest)
@@ -330,8 +335,8 @@ def not_before_of(
         raise too_late from None
     if requested < earliest:
         raise NoticeTooShort(
-            f"not_before is {requested:%Y-%m-%dT%H:%M:%SZ}; this {type_} needs a notice of"
-            f" {notice}, so {round_up_to_second(earliest):%Y-%m-%dT%H:%M:%SZ} at the earliest",
+            f"not_before is {requested:%Y-%m-%dT%H:%M:%SZ}; {why},"
+            f" so {round_up_to_second(earliest):%Y-%m-%dT%H:%M:%SZ} at the earliest",
             not_before=requested,
             notice_min_seconds=notice.total_seconds(),
         )

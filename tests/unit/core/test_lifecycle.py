@@ -424,7 +424,9 @@ def test_event_gets_more_notice_never_less() -> None:
     scope = run(scope_of(), restart())
 
     assert run(scope, extend(0.25)) == scope
-    with pytest.raises(errors.NoticeTooShort, match="at the earliest"):
+    with pytest.raises(
+        errors.NoticeTooShort, match=r"this Reboot can only be postponed, so .*Z at the earliest"
+    ):
         run(scope, extend(0.24))
 
 

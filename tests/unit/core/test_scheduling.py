@@ -154,7 +154,7 @@ def test_operator_may_give_more_notice() -> None:
 def test_operator_may_not_give_a_second_less_notice() -> None:
     with pytest.raises(
         errors.NoticeTooShort,
-        match=r"12:14:59Z; this Reboot needs .* 0:15:00, so 2026-03-04T12:15:00Z at",
+        match=r"12:14:59Z; this Reboot needs .* 15m, so 2026-03-04T12:15:00Z at",
     ):
         run(scope_of(), restart(not_before=NOON + 15 * MINUTE - SECOND))
 
