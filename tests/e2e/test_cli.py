@@ -189,7 +189,7 @@ def test_folder_of_fleet_files_works_like_a_file(tmp_path: Path) -> None:
     assert checked.stdout == f"{folder}: OK, 2 scopes with 3 VMs\n"
     assert same.stdout == "no changes\n"
     assert applied.stdout == "removed: db\nvms left: db-0\n"
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     message = (
         f"web.yaml:3: scopes[0].name: expected a scope name not used by {folder}/twin.yaml:3: "
     )

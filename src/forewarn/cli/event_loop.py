@@ -6,24 +6,19 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from forewarn.cli.exit_codes import Usage
 from forewarn.config import Config
-from forewarn.errors import Invalid
 from forewarn.log import log_to_stderr
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 def run_service(config: Config, work: Work) -> None:
-    """Run it until it is stopped, with a log. What the config makes impossible is Usage.
+    """Run it until it is stopped, with a log. What the config makes impossible is Invalid.
 
     The systemd units do not restart after its exit code: an operator has to fix the config.
     """
-    try:
-        with log_to_stderr(config.log_format, config.log_level, logger=""):
-            run_until_stopped(work)
-    except Invalid as error:
-        raise Usage(error.message) from error
+    with log_to_stderr(config.log_format, config.log_level, logger=""):
+        run_until_stopped(work)
 
 
 def run_until_stopped(work: Work) -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import NoReturn
 
-from forewarn.errors import Error, NotFound, StoreDenied, Unavailable
+from forewarn.errors import Error, Invalid, NotFound, StoreDenied, Unavailable
 
 
 class Exit(IntEnum):
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 def exit_of(error: Error) -> Exit:
     # StoreDenied is a wrong configuration: retrying does not help, and systemd must not restart.
-    if isinstance(error, Usage | StoreDenied):
+    if isinstance(error, Usage | Invalid | StoreDenied):
         return Exit.USAGE
     if isinstance(error, NotFound):
         return Exit.NOT_FOUND

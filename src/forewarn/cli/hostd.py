@@ -9,9 +9,8 @@ from pathlib import Path
 
 from forewarn.cli.config_file import describe_expected, format_value, read_keys, resolve
 from forewarn.cli.event_loop import run_service
-from forewarn.cli.exit_codes import Exit, Parser, Usage, needs_extra
+from forewarn.cli.exit_codes import Exit, Parser, needs_extra
 from forewarn.config import options
-from forewarn.errors import Invalid
 from forewarn.hostd.settings import HostdConfig
 
 DEFAULT_FILE = Path("/etc/forewarn/hostd.toml")
@@ -55,8 +54,5 @@ def read_hostd_config(arguments: Sequence[str], environ: Mapping[str, str]) -> H
     given = vars(make_parser().parse_args(arguments))
     flags = {each.name: (each.flag, given[each.name]) for each in options(HostdConfig)}
     file = given["config"] or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
-    try:
-        keys = read_keys(file, HostdConfig) if file else {}
-        return resolve(HostdConfig, flags, environ, keys).config
-    except Invalid as error:
-        raise Usage(error.message) from error
+    keys = read_keys(file, HostdConfig) if file else {}
+    return resolve(HostdConfig, flags, environ, keys).config

@@ -25,9 +25,7 @@ from forewarn.cli.config_file import (
     read_keys,
     resolve,
 )
-from forewarn.cli.exit_codes import Usage
 from forewarn.config import Config, Identify, LogLevel, Option, options
-from forewarn.errors import Invalid
 from forewarn.option_kind import FILE, OptionKind, parse_text, parse_url
 
 C = TypeVar("C")
@@ -82,11 +80,8 @@ def read_config(
         str(each.name): (each.opts[0], context.params.get(str(each.name)))
         for each in context.command.params
     }
-    try:
-        keys = read_keys(file, Config, ClientConfig) if file else {}
-        return resolve(config_class, flags | more, os.environ, keys, defaults)
-    except Invalid as error:
-        raise Usage(error.message) from error
+    keys = read_keys(file, Config, ClientConfig) if file else {}
+    return resolve(config_class, flags | more, os.environ, keys, defaults)
 
 
 def read_client_config(context: typer.Context, **more: Given) -> Resolved[ClientConfig]:

@@ -190,7 +190,7 @@ def test_list_is_fetched_in_pages_up_to_its_limit(limit: int, pages: int) -> Non
     ("error", "code"),
     [
         (Error, Exit.REFUSED),
-        (Invalid, Exit.REFUSED),
+        (Invalid, Exit.USAGE),
         (VmDown, Exit.REFUSED),
         (UnknownVm, Exit.NOT_FOUND),
         (EventEnded, Exit.NOT_FOUND),

@@ -162,3 +162,22 @@ def test_short_flag_prints_the_help(command: tuple[str, ...], capsys: Capture) -
     """As in the commands that do without typer."""
     assert run([*command, "-h"]) == 0
     assert f"Usage: {' '.join(('forewarn', *command))} [OPTIONS]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [("fleet", "check"), ("lab", "run")])
+def test_wrong_file_on_the_command_line_is_exit_code_2(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    """As a wrong command line is: retrying does not help."""
+    file = tmp_path / "bad.yaml"
+    file.write_text("scopes:\n- {nam: a}\n")
+
+    assert run([*arguments, str(file)]) == 2
+    assert run(["store", "check", str(file)]) == 2
+
+
+def test_wrong_value_that_the_service_refuses_is_exit_code_2() -> None:
+    """The flag of `lab serve` with the same value is exit code 2."""
+    body = refusal("invalid", "the rate is 0; expected 0.001 to 1000000", rate=0)
+
+    assert forewarn(400, body, "lab", "clock", "rate", "0")[0] == 2

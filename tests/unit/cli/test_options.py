@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 from forewarn.cli import options as options_module
 from forewarn.cli.app import app
 from forewarn.cli.config_file import format_value
-from forewarn.cli.exit_codes import Usage
 from forewarn.cli.options import ClientConfig
 from forewarn.config import options
 from forewarn.errors import Invalid
@@ -38,7 +37,7 @@ def show(
 def rejection(
     tmp_path: Path, *flags: str, toml: str = "", env: dict[str, str] | None = None
 ) -> str:
-    with pytest.raises(Usage) as raised:
+    with pytest.raises(Invalid) as raised:
         show(tmp_path, *flags, toml=toml, env=env)
     assert "\n" not in raised.value.message
     return raised.value.message.replace(str(tmp_path), "DIR")
@@ -134,7 +133,7 @@ def test_named_file_must_exist(tmp_path: Path) -> None:
     missing = CliRunner().invoke(app, ["config"], env=env).exception
     found = CliRunner().invoke(app, ["config", "--config", str(present)], env=env)
 
-    assert isinstance(missing, Usage)
+    assert isinstance(missing, Invalid)
     assert missing.message == f"cannot read {absent}: No such file or directory"
     assert f"rate in {present}" in found.stdout
 
@@ -176,7 +175,7 @@ def test_a_token_on_the_command_line_is_rejected() -> None:
     """Every user of the machine can read it there."""
     error = CliRunner().invoke(app, ["--token", "hunter2", "vm", "list"]).exception
 
-    assert isinstance(error, Usage)
+    assert isinstance(error, Invalid)
     assert error.message == (
         "--token: other users can see a command line; set FOREWARN_TOKEN instead"
     )

@@ -52,7 +52,7 @@ def made(**more: Any) -> HostdConfig:
         ),
         (
             {"platform": "exec"},
-            "platform exec needs inventory_command, which is not set; expected --inventory-command or ",
+            "platform exec needs inventory_command, which is not set; expected --inventory-",
         ),
     ],
 )
