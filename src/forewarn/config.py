@@ -130,11 +130,9 @@ def require(config: Any, *uses: tuple[str, object, str]) -> None:
     for option, is_used, needed in uses:
         if is_used and not getattr(config, needed):
             (spec,) = (each for each in options(type(config)) if each.name == needed)
-            raise Invalid(
-                f"{option} needs {needed}, which is not set; expected {spec.flag} or"
-                f" {spec.variable}",
-                option=needed,
-            )
+            expected = f"{spec.flag} or {spec.variable}"
+            message = f"{option} needs {needed}, which is not set; expected {expected}"
+            raise Invalid(message, option=needed)
 
 
 METADATA_DEFAULT, CONTROL_DEFAULT = Address("127.0.0.1", 8080), Address("127.0.0.1", 8081)

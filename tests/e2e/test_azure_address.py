@@ -168,7 +168,7 @@ def test_wrong_command_lines_are_one_clear_line(lab: Lab, tmp_path: Path) -> Non
     assert run(lab, "true", vm="web-9") == (
         3,
         "",
-        "forewarn: the lab has no VM 'web-9'; expected one of web-0, web-1\n",
+        "forewarn: the lab has no VM 'web-9'; did you mean 'web-0' or 'web-1'?\n",
     )
     assert run(lab, "./nothing") == (
         127,

@@ -78,7 +78,7 @@ def test_operation_without_an_event_says_why(tmp_path: Path) -> None:
         later = service.forewarn("vm", "restart", "web-1", "--not-before", "+1h")
 
     assert restarted.stdout == (
-        "it runs now, without an event: no VM of web has polled in the last 24h\n"
+        "the VM is restarted now, without an event: no VM of web has polled in the last 24h\n"
     )
     assert " of web-1 is Scheduled, not before " in later.stdout
 
@@ -229,7 +229,7 @@ def test_folder_of_fleet_files_works_like_a_file(tmp_path: Path) -> None:
         (
             ("host", "maintain", "host-a", "--type", "Freeze", "--duration-seconds", "-7"),
             2,
-            "Invalid value for '--duration-seconds': Input should be greater .* -1; .*",
+            "Invalid value for '--duration-seconds': expected a number greater .* -1, got '-7'; .*",
         ),
         (
             ("campaign", "start", "--type", "freeze", "--hosts", "h*", "--max-hosts", "0"),
@@ -262,8 +262,8 @@ def test_folder_of_fleet_files_works_like_a_file(tmp_path: Path) -> None:
             ("vm", "list", "--limit", "0"),
             2,
             (
-                "Invalid value for '--limit': Input should be greater than or equal to 1; "
-                "try 'forewarn vm list --help'"
+                "Invalid value for '--limit': expected a number greater than or equal to 1, "
+                "got '0'; try 'forewarn vm list --help'"
             ),
         ),
         (("vm", "explode"), 2, "No such command 'explode'; try 'forewarn vm --help'"),

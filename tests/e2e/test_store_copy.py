@@ -90,7 +90,7 @@ def test_documents_and_history_move_to_etcd_and_back(tmp_path: Path) -> None:
         (("copy", "sqlite:///a.db", "sqlite:///a.db"), 1, "or both are the same"),
         (("copy", "sqlite:///a.db", "sqlite:///used.db"), 1, "the target has records or history"),
         (("copy", "sqlite:///empty.db", "sqlite:///b.db"), 1, "the source is empty; expected the"),
-        (("copy", "sqlite:///a.db", "mysql://h/b"), 2, "unknown store, scheme 'mysql'"),
+        (("copy", "sqlite:///a.db", "mysql://h/b"), 2, "'mysql:…' is not a store URL; expected"),
         (("check", "sqlite:///no.db"), 2, "URL: no such file: no.db; expected the store of a"),
         (("check", "memory"), 2, "URL: a memory store belongs to one process"),
         (("check", "sqlite:///old.db"), 4, "the file has schema 2; expected schema 3: start a"),

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +16,12 @@ from forewarn.cli.options import ClientConfig, RootFile, with_options
 
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
-WORDING = ((r" \(Possible options: (.*)\)$", r"; did you mean \1?"), ("Value error, ", ""))
+WORDING = (
+    (r" \(Possible options: (.*)\)$", r"; did you mean \1?"),
+    ("Value error, ", ""),
+    (r"Input should be a valid (\w+),.*", r"expected a valid \1"),
+    ("Input should be", "expected a number"),
+)
 """What typer says, and what is printed."""
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -109,6 +114,9 @@ def _describe(error: typer.TyperException) -> str:
     message, context = error.format_message().rstrip("."), getattr(error, "ctx", None)
     for wrong, better in WORDING:
         message = re.sub(wrong, better, message)
+    inputs = getattr(error.__cause__, "errors", list[Any])()
+    if inputs and "expected" in message:
+        message += f", got {inputs[0]['input']!r}"
     if match := re.search(r"'([^']*)' is not one of '(.*)'", message):
         message += did_you_mean(match[1], match[2].split("', '"))
     option = getattr(error, "option_name", "")

@@ -128,7 +128,9 @@ def print_plan(plan: Mapping[str, Any]) -> None:
         typer.echo(f"would wait: {blocker['host']}: {blocker['why']}")
     for blocker in plan["too_large"]:
         typer.echo(f"too large: {blocker['why']}")
-    typer.echo(f"{plan['total']} hosts in {len(plan['waves'])} waves; nothing was done")
+    hosts, waves = plan["total"], len(plan["waves"])
+    hosts_text = f"{hosts} host{'s' * (hosts != 1)}"
+    typer.echo(f"{hosts_text} in {waves} wave{'s' * (waves != 1)}; nothing was done")
 
 
 def print_campaign(campaign: Mapping[str, Any]) -> None:

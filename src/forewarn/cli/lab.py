@@ -239,7 +239,11 @@ def add_fault(
     return client.post("faults", body=body)["fault"]
 
 
-@api_command(fault, show_one, name="remove")
+def show_removed(response: Mapping[str, Any]) -> None:
+    print("\n".join(f"removed {each['id']}" for each in response["faults"]) or "no faults")
+
+
+@api_command(fault, lambda removed: show_removed({"faults": [removed]}), name="remove")
 def remove_fault(
     client: ControlClient, fault_id: Annotated[str, typer.Argument(metavar="ID")]
 ) -> Any:
@@ -250,7 +254,7 @@ def remove_fault(
     return client.delete("faults", fault_id)["fault"]
 
 
-@api_command(fault, show_faults, name="clear")
+@api_command(fault, show_removed, name="clear")
 def clear_faults(client: ControlClient) -> Any:
     """Remove all faults.
 

@@ -13,19 +13,15 @@ from forewarn.cli.exit_codes import EXTRAS, Exit, Usage, exit_of
 from forewarn.error_report import run_command
 from forewarn.errors import Error
 
+# Those that need an extra.
 COMMANDS = (*EXTRAS, "campaign", "config", "event", "fleet", "history", "host", "scope", "token",
     "vm", "watch")  # fmt: skip
-"""Those that need an extra."""
-BARE_HELP = f"""Usage: forewarn COMMAND [ARGS]...
-
+BARE_HELP = f"""Usage:
   forewarn agent      Run the agent inside a VM: prepare, approve, recover.
   forewarn conform    Check any endpoint against the Scheduled Events protocol.
   forewarn --version  Print the version.
-
 pip install 'forewarn[cli]' adds the commands for a running service, 'forewarn[server]' all:
-{", ".join(sorted(COMMANDS))}.
-
-Example: forewarn agent check"""
+{", ".join(sorted(COMMANDS))}."""
 
 
 def main() -> None:

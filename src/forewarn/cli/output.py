@@ -56,8 +56,13 @@ def show_one(item: Mapping[str, Any]) -> None:
         print(f"{name.replace('_', ' '):{width}}  {_format(value)}{relative}")
 
 
-def show_events(response: Mapping[str, Any], if_none: str = "", result: str = "") -> None:
-    """The events of an operation, one per line. `result` replaces the status if the event ended."""
+def show_events(
+    response: Mapping[str, Any], if_none: str = "", result: str = "", done: str = "restarted"
+) -> None:
+    """The events of an operation, one per line. `result` replaces the status if the event ended.
+
+    `done` is what happens to the VM, for an operation without an event.
+    """
     events = response.get("events", [response.get("event")])
     events = [event for event in events if event is not None]
     for event in events:
@@ -68,7 +73,7 @@ def show_events(response: Mapping[str, Any], if_none: str = "", result: str = ""
         print(f"{event['type']} {shorten(event['id'])} of {resources} is {status}{notice}")
     reason = response.get("reason")
     if reason:
-        silent = "" if reason["code"] == "ended" else "it runs now, without an event: "
+        silent = "" if reason["code"] == "ended" else f"the VM is {done} now, without an event: "
         print(printable(f"{silent}{shorten(reason['message'])}"))
     elif not events:
         print(if_none)

@@ -1,6 +1,7 @@
 """`forewarn scope`, `vm`, `host` and `event`: what an operator lists, looks at and acts on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
@@ -42,19 +43,25 @@ ALIASES = {"restart": "reboot", "evict": "preempt", "delete": "terminate"}
 """What the wire calls the operations."""
 
 
-def resource(
-    name: str,
-    help_: str,
-    columns: Sequence[str],
-    example: str,
-    arrange: Callable[[Items], Items] = lambda items: items,
-) -> typer.Typer:
+def arrange_events(events: Items) -> Items:
+    """By time. A Started event has no NotBefore, as in the document that VMs read."""
+    return [
+        event if event["status"] == "Scheduled" else {**event, "not_before": None}
+        for event in sorted(events, key=lambda event: str(event["not_before"]))
+    ]
+
+
+ARRANGE = {"events": arrange_events}
+
+
+def resource(name: str, help_: str, columns: Sequence[str], example: str) -> typer.Typer:
     """The commands of a resource, starting with `list` and `show`.
 
-    The columns are in the order of their importance. `arrange` is what people see of the items.
+    The columns are in the order of their importance.
     """
     app = typer.Typer(help=help_, no_args_is_help=True)
     kind, noun = f"{name}s", name.replace("vm", "VM")
+    arrange = ARRANGE.get(kind, list)
 
     help_ = f"List all {noun}s, one per line.\n\nExample: forewarn {name} list --json"
 
@@ -73,14 +80,6 @@ def resource(
         return client.get(kind, FIND[kind](client, which) if kind in FIND else which)
 
     return app
-
-
-def arrange_events(events: Items) -> Items:
-    """By time. A Started event has no NotBefore, as in the document that VMs read."""
-    return [
-        event if event["status"] == "Scheduled" else {**event, "not_before": None}
-        for event in sorted(events, key=lambda event: str(event["not_before"]))
-    ]
 
 
 scope = resource(
@@ -106,7 +105,6 @@ event = resource(
     "Events that VMs see: list, show, approve, cancel, extend, complete.",
     ("id", "type", "status", "not_before", "resources", "scope", "source", "cause"),
     "1B2C3D4E",
-    arrange_events,
 )
 
 
@@ -121,8 +119,9 @@ def _add_vm_operation(verb: str, help_: str, example: str) -> None:
         time = parse_time("--not-before", not_before, client.now)
         return client.post("vms", vm, verb, body={"not_before": time})
 
+    show = partial(show_events, done=f"{verb.removesuffix('e')}ed")
     for name in (verb, ALIASES.get(verb, verb)):
-        api_command(vm, show_events, name=name, help_=help_)(operate)
+        api_command(vm, show, name=name, help_=help_)(operate)
         vm.registered_commands[-1].hidden = name != verb
 
 

@@ -90,7 +90,9 @@ def list_all(context: typer.Context, *, store: Store = None, as_json: Json = Fal
 @app.command()
 @with_options(Config, only=ETCD_OPTIONS)
 def revoke(context: typer.Context, name: Name, *, store: Store = None) -> None:
-    """Revoke a token, immediately. The last admin token can only be revoked last.
+    """Revoke a token. It is refused from now on.
+
+    The last admin token can be revoked when there are no other tokens.
 
     Example: forewarn token revoke ann
     """

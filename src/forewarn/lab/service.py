@@ -173,10 +173,10 @@ class LabService:
         now = self._require_virtual_clock().now()
         latest = min(now + ADVANCE_MAX, END_MAX)
         if time.tzinfo is None or not now <= time <= latest:
-            expected = f"a time with a time zone, {now.isoformat()} to {latest.isoformat()}"
-            raise Invalid(
-                f"the clock cannot jump to {time.isoformat()}; expected {expected}", now=time
-            )
+            is_past = time.tzinfo is not None and time < now
+            wrong = "is in the past" if is_past else "is too far ahead, or has no time zone"
+            expected = f"a time from {now.isoformat()} to {latest.isoformat()}"
+            raise Invalid(f"{time.isoformat()} {wrong}; expected {expected}", now=time)
 
     def _require_virtual_clock(self) -> VirtualClock:
         if isinstance(self.clock, VirtualClock):

@@ -35,8 +35,9 @@ async def open_store(
     if match:
         options = etcd or EtcdOptions()
         return await _open_etcd(match[1].split(","), match[2], options, may_create=may_create)
-    scheme = url.partition(":")[0]
-    raise Invalid(f"unknown store, scheme {scheme!r}; {STORE.expects} is accepted", scheme=scheme)
+    scheme, colon, _ = url.partition(":")
+    shown = f"{scheme}:…" if colon else scheme
+    raise Invalid(f"{shown!r} is not a store URL; expected {STORE.expects}", scheme=scheme)
 
 
 async def _open_etcd(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from forewarn.cli.campaign import print_plan
 from forewarn.cli.main import run
 from tests.unit.cli.test_api import recording
 
@@ -181,3 +182,57 @@ def test_wrong_value_that_the_service_refuses_is_exit_code_2() -> None:
     body = refusal("invalid", "the rate is 0; expected 0.001 to 1000000", rate=0)
 
     assert forewarn(400, body, "lab", "clock", "rate", "0")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "body", "shown"),
+    [
+        (("remove", "f1"), b'{"fault": {"id": "f1", "fault": "status"}}', "removed f1\n"),
+        (
+            ("clear",),
+            b'{"faults": [{"id": "f1"}, {"id": "f2"}], "total": 2}',
+            "removed f1\nremoved f2\n",
+        ),
+        (("clear",), b'{"faults": [], "total": 0}', "no faults\n"),
+    ],
+)
+def test_removed_fault_is_not_shown_as_active(
+    arguments: tuple[str, ...], body: bytes, shown: str, capsys: Capture
+) -> None:
+    """A table of faults looked as if they were still on."""
+    assert forewarn(200, body, "lab", "fault", *arguments)[0] == 0
+    assert capsys.readouterr().out == shown
+
+
+@pytest.mark.parametrize(
+    ("verb", "done"), [("restart", "restarted"), ("evict", "evicted"), ("delete", "deleted")]
+)
+def test_operation_without_an_event_says_what_happens(
+    verb: str, done: str, capsys: Capture
+) -> None:
+    """Who expected a notice learns that there is none."""
+    body = (
+        b'{"event": null, "reason": {"code": "not-polled", "message": "no VM of web has polled"}}'
+    )
+
+    assert forewarn(200, body, "vm", verb, "web-0")[0] == 0
+    assert capsys.readouterr().out == (
+        f"the VM is {done} now, without an event: no VM of web has polled\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("waves", "shown"), [([["a"]], "1 host in 1 wave"), ([["a"], ["b"]], "2 hosts in 2 waves")]
+)
+def test_plan_counts_hosts_and_waves(waves: list[list[str]], shown: str, capsys: Capture) -> None:
+    print_plan({"waves": waves, "waiting": [], "too_large": [], "total": len(waves)})
+
+    assert capsys.readouterr().out.endswith(f"{shown}; nothing was done\n")
+
+
+def test_wrong_number_is_repeated_in_the_message(capsys: Capture) -> None:
+    assert run(["vm", "list", "--limit", "x"]) == 2
+    assert capsys.readouterr().err == (
+        "forewarn: Invalid value for '--limit': expected a valid integer, got 'x';"
+        " try 'forewarn vm list --help'\n"
+    )

@@ -65,7 +65,7 @@ def test_empty_list_still_has_a_header(capsys: pytest.CaptureFixture[str]) -> No
         (
             {"event": None, "reason": {"code": "vm-down", "message": "a is stopped"}},
             "",
-            "it runs now, without an event: a is stopped\n",
+            "the VM is restarted now, without an event: a is stopped\n",
         ),
         (
             {"event": None, "reason": {"code": "ended", "message": "event E1 was canceled before"}},

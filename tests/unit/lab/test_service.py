@@ -124,7 +124,7 @@ def test_jump_makes_everything_in_between_due() -> None:
 )
 def test_invalid_jump_is_refused(time: datetime) -> None:
     async def main(lab: LabService) -> None:
-        with pytest.raises(Invalid, match="expected a time with a time zone"):
+        with pytest.raises(Invalid, match="expected a time from 2030-01-31T12:00:00"):
             await lab.change_clock(time=time)
         assert lab.clock.now() == NOON
 
