@@ -57,8 +57,8 @@ def test_plain_run_only_reads_and_reports_what_was_not_run(service: Service) -> 
 
     assert done.returncode == 1
     assert "  failed   must   etag-is-sent" in done.stdout
-    assert "  not run  must   events-may-overlap" in done.stdout
-    assert "not run, because it needs `--control`, to create an event" in done.stdout
+    assert "lifecycle: not run: needs `--control`, to create an event" in done.stdout
+    assert "1 not run: needs `--approve`, to send a POST" in done.stdout
     assert {request.method for request in requests} == {"GET"}
 
 

@@ -62,8 +62,8 @@ def run_conform(
     if options.json:
         show_json(report.as_json(options.url, results, only_failures=options.failures))
     else:
-        print(*report.lines(results, paint, only_failures=options.failures), sep="\n")
-        print(report.summary(results))
+        shown = {"only_failures": options.failures, "is_verbose": options.verbose}
+        print(*report.lines(results, paint, **shown), report.summary(results), sep="\n")
     is_failed = any(result.fails_run(is_strict=options.strict) for result in results)
     return Exit.REFUSED if is_failed else Exit.DONE
 
@@ -86,7 +86,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         help="send approvals; without --control this approves real events")
     add("--only", metavar="NAME", action="append", default=[],
         help="run this check, or those that match a pattern such as 'approval-*'; may be repeated")
-    add("--failures", action="store_true", help="print failures only")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("--failures", action="store_true", help="print failures only")
+    amount.add_argument("--verbose", "-v", action="store_true", help="print every check")
     add("--json", action="store_true", help="print JSON, for programs")
     add("--junit", metavar="FILE", type=Path, help="write the results as JUnit XML too")
     add("--list", action="store_true", help="list the checks and run none")
@@ -96,7 +98,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _refuse_with_list(options: argparse.Namespace) -> None:
-    for name in ("vms", "control", "approve", "failures", "junit", "strict"):
+    for name in ("vms", "control", "approve", "failures", "verbose", "junit", "strict"):
         if getattr(options, name):
             raise Usage(f"--list runs no check; leave out --{'as' if name == 'vms' else name}")
 

@@ -16,22 +16,44 @@ COLOURS = {Verdict.FAILED: "red", Verdict.NOT_RUN: "yellow", Verdict.PASSED: "gr
 Paint = Callable[[str, str], str]
 
 
-def lines(results: Sequence[Result], paint: Paint, *, only_failures: bool) -> Iterator[str]:
-    """The topics with their scores, those with the most failures first; failures first in each."""
+def lines(
+    results: Sequence[Result], paint: Paint, *, only_failures: bool, is_verbose: bool
+) -> Iterator[str]:
+    """The topics with their scores and failures, those with the most failures first.
+
+    Then why checks were not run, once for each reason. Verbose lists every check.
+    """
     topics: dict[str, list[Result]] = {}
     for result in sorted(results, key=lambda result: list(Verdict).index(result.verdict)):
         topics.setdefault(result.check.topic, []).append(result)
     for topic, group in sorted(topics.items(), key=lambda each: -_count(each[1])["failed"]):
         counts = _count(group)
         if counts["failed"] or not only_failures:
-            colour = "red" if counts["failed"] else "green"
-            yield paint(f"{topic}: {counts['passed']} of {len(group)} passed", colour)
+            worst = group[0].verdict if counts["failed"] else group[-1].verdict
+            yield paint(f"{topic}: {_score(group)}", COLOURS[worst])
         for check, verdict, detail, _ in group:
-            if verdict is Verdict.FAILED or not only_failures:
+            if verdict is Verdict.FAILED or is_verbose:
                 note = " (convention)" if check.basis is Basis.CONVENTION else ""
                 word = paint(f"{verdict:8}", COLOURS[verdict])
                 reason = f": {junit.printable(detail)}" if detail else ""
                 yield f"  {word} {check.level:6} {check.name}{note}{reason}"
+    for reason, count in [] if only_failures else _count_reasons(results):
+        yield paint(f"{count} not run: {junit.printable(reason)}", "yellow")
+
+
+def _score(results: Sequence[Result]) -> str:
+    """How many have passed of those that ran, or the main reason why none ran."""
+    counts = _count(results)
+    ran, not_run = counts["passed"] + counts["failed"], counts["not_run"]
+    if not ran:
+        return f"not run: {_count_reasons(results)[0][0]}"
+    return f"{counts['passed']} of {ran} passed" + (f", {not_run} not run" if not_run else "")
+
+
+def _count_reasons(results: Sequence[Result]) -> list[tuple[str, int]]:
+    """Why checks were not run, and how many, the most frequent reason first."""
+    skipped = (result.detail for result in results if result.verdict is Verdict.NOT_RUN)
+    return Counter(skipped).most_common()
 
 
 def list_checks(checks: Iterable[Check]) -> list[dict[str, object]]:
@@ -93,22 +115,21 @@ def as_json(
 
 def as_junit(url: str, results: Sequence[Result], *, is_strict: bool) -> bytes:
     """JUnit XML. A failed `should` is skipped there with its reason, unless `is_strict`."""
-    cases = [_test_case(result, is_strict=is_strict) for result in results]
+    cases = []
+    for result in results:
+        check, verdict, detail, seconds = result
+        is_failure = result.fails_run(is_strict=is_strict)
+        skipped = f"{SHOULD}: {detail}" if verdict is Verdict.FAILED else detail
+        case = junit.TestCase(
+            name=check.name,
+            classname=check.topic,
+            seconds=seconds,
+            failure=detail if is_failure else "",
+            details=f"{check.reason} ({check.reference})",
+            skipped="" if is_failure else skipped,
+        )
+        cases.append(case)
     return junit.render(f"forewarn conform {url}", cases)
-
-
-def _test_case(result: Result, *, is_strict: bool) -> junit.TestCase:
-    check, detail = result.check, result.detail
-    is_failure = result.fails_run(is_strict=is_strict)
-    skipped = f"{SHOULD}: {detail}" if result.verdict is Verdict.FAILED else detail
-    return junit.TestCase(
-        name=check.name,
-        classname=check.topic,
-        seconds=result.seconds,
-        failure=detail if is_failure else "",
-        details=f"{check.reason} ({check.reference})",
-        skipped="" if is_failure else skipped,
-    )
 
 
 def reference() -> str:

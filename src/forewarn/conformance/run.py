@@ -58,11 +58,11 @@ def _judge(session: Session, check: Check) -> tuple[Verdict, str]:
     except Failed as failed:
         return Verdict.FAILED, str(failed)
     except NotRun as reason:
-        return Verdict.NOT_RUN, f"not run, because {reason}"
+        return Verdict.NOT_RUN, str(reason)
     except Unavailable:
         raise
     except Error as error:
-        return Verdict.NOT_RUN, f"not run, because the control API refused: {error.message}"
+        return Verdict.NOT_RUN, f"the control API refused: {error.message}"
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         # The response is so far from what is documented that the check could not read it.
         return Verdict.FAILED, f"expected a response in the documented form; got {error!r}"

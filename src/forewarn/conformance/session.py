@@ -97,12 +97,12 @@ class Session(EndpointCalls):
             Need.STRANGER: lambda: self.stranger,
         }
         if not is_met[need]():
-            raise NotRun(f"it needs {need.remedy}")
+            raise NotRun(f"needs {need.remedy}")
 
     @property
     def control(self) -> Control:
         if self.control_api is None:
-            raise NotRun(f"it needs {Need.CONTROL.remedy}")
+            raise NotRun(f"needs {Need.CONTROL.remedy}")
         return self.control_api
 
     @cached_property

@@ -17,7 +17,7 @@ RESULTS = [
     Result(CHECKS["etag-is-sent"], Verdict.PASSED, "", 0.01),
     Result(MUST, Verdict.FAILED, "expected status 400; got b'\x1b<&'", 0.02),
     Result(SHOULD, Verdict.FAILED, "expected status 200; got 404", 0.03),
-    Result(CHECKS["events-may-overlap"], Verdict.NOT_RUN, "not run, because it needs more", 0),
+    Result(CHECKS["events-may-overlap"], Verdict.NOT_RUN, "needs `--approve`", 0),
 ]
 
 
@@ -62,23 +62,56 @@ def test_basis_tells_protocol_http_and_convention_apart() -> None:
     assert [CHECKS[name].basis for name in names] == ["protocol", "http", "convention"]
 
 
-def test_lines_have_failures_first_and_a_score_for_each_topic() -> None:
-    lines = report.lines(RESULTS, lambda text, colour: text, only_failures=False)
+def show_lines(
+    results: list[Result], *, only_failures: bool = False, is_verbose: bool = False
+) -> list[str]:
+    def plain(text: str, colour: str) -> str:
+        return text
 
-    assert list(lines) == [
+    return list(report.lines(results, plain, only_failures=only_failures, is_verbose=is_verbose))
+
+
+def test_lines_have_failures_first_and_a_score_for_each_topic() -> None:
+    lines = show_lines(RESULTS, is_verbose=True)
+
+    assert lines == [
         "version: 0 of 1 passed",
         "  failed   must   version-missing-is-400: expected status 400; got b'\ufffd<&'",
         "request: 0 of 1 passed",
         "  failed   should path-in-any-case (convention): expected status 200; got 404",
-        "lifecycle: 0 of 1 passed",
-        "  not run  must   events-may-overlap: not run, because it needs more",
+        "lifecycle: not run: needs `--approve`",
+        "  not run  must   events-may-overlap: needs `--approve`",
         "document: 1 of 1 passed",
         "  passed   must   etag-is-sent",
+        "1 not run: needs `--approve`",
+    ]
+
+
+def test_what_was_not_run_is_one_line_for_each_reason() -> None:
+    """It is no part of a score, and a hundred checks that need one flag are not a hundred lines."""
+    results = [
+        *RESULTS[:1],
+        *(
+            Result(CHECKS[name], Verdict.NOT_RUN, f"needs `--{flag}`", 0)
+            for name, flag in (
+                ("event-id-is-a-guid", "control"),
+                ("approval-is-200", "approve"),
+                ("approval-of-nothing-is-400", "approve"),
+            )
+        ),
+    ]
+
+    assert show_lines(results) == [
+        "event: not run: needs `--control`",
+        "approval: not run: needs `--approve`",
+        "document: 1 of 1 passed",
+        "2 not run: needs `--approve`",
+        "1 not run: needs `--control`",
     ]
 
 
 def test_only_failures_can_be_shown() -> None:
-    lines = list(report.lines(RESULTS, lambda text, colour: text, only_failures=True))
+    lines = show_lines(RESULTS, only_failures=True)
     shown = report.as_json("http://h", RESULTS, only_failures=True)
 
     assert [line.split(":")[0] for line in lines if not line.startswith(" ")] == [
@@ -134,7 +167,7 @@ def test_junit_fails_musts_and_skips_the_rest() -> None:
     assert counts == ["4", "1", "2", "0"]
     assert failure is not None
     assert failure.get("message") == "expected status 400; got b'\N{REPLACEMENT CHARACTER}<&'"
-    assert skipped == ["should: expected status 200; got 404", "not run, because it needs more"]
+    assert skipped == ["should: expected status 200; got 404", "needs `--approve`"]
 
 
 def test_strict_junit_fails_shoulds_too() -> None:

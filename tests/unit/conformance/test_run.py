@@ -75,7 +75,7 @@ def test_check_with_an_unmet_need_is_not_run(name: str, reason: str) -> None:
     result = run_check(name, *([EMPTY] if name == "event-id-is-a-guid" else []))
 
     assert result.verdict is Verdict.NOT_RUN
-    assert result.detail == f"not run, because it needs {reason}"
+    assert result.detail == f"needs {reason}"
 
 
 class HostOfOthers:
@@ -96,7 +96,7 @@ def test_check_is_not_run_if_maintenance_has_no_event_of_the_vm() -> None:
         first, second = run(session, [CHECKS[name] for name in checks])
 
     assert (first.verdict, second.verdict) == (Verdict.NOT_RUN, Verdict.PASSED)
-    assert first.detail == "not run, because the freeze has no event of web-0"
+    assert first.detail == "the freeze has no event of web-0"
 
 
 def test_unreadable_document_fails_checks_that_need_an_event() -> None:
