@@ -4,7 +4,7 @@ An expectation about events that never came is unmet: a test that observed nothi
 """
 
 from abc import abstractmethod
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Literal
 
@@ -32,6 +32,14 @@ class EachEvent(AnyExpectation, frozen=True, kw_only=True):
 
     def _is_in_time(self, event: TrackedEvent, timeline: Timeline, at: datetime) -> bool:
         return self.within is None or at <= self._find_limit(event.at, timeline)
+
+    def _describe_time(self, took: timedelta, timeline: Timeline) -> str:
+        """Format a time that met the limit, maybe only thanks to the grace."""
+        text = format_duration(took)
+        if self.within is None or took <= parse_duration(self.within):
+            return text
+        grace = format_duration(timeline.grace * timeline.rate)
+        return f"{text} (limit {self.within}, and {grace} of grace at rate {timeline.rate:g})"
 
     @abstractmethod
     def _find(self, event: TrackedEvent, timeline: Timeline) -> datetime | str | None:
@@ -67,7 +75,7 @@ class EachEvent(AnyExpectation, frozen=True, kw_only=True):
                 f"nothing named {name} was {done}: there was no event, or all were cancelled",
                 timeline.while_coming(name),
             )
-        longest, times = format_duration(max(durations)), len(durations)
+        longest, times = self._describe_time(max(durations), timeline), len(durations)
         return (f"after {longest}" if times == 1 else f"{times} times, at most {longest}") + more
 
 
@@ -169,7 +177,8 @@ class DocumentExpectation(EachEvent, frozen=True, kw_only=True, tag="document"):
             raise Unmet(f"no document of {self.vm} showed one", limit)
         if first.at > limit:
             raise Unmet(f"the first one was shown at {timeline.format_time(first.at)}")
-        return f"after {format_duration(timeline.measure(timeline.start, first.at))}"
+        took = timeline.measure(timeline.start, first.at)
+        return f"after {self._describe_time(took, timeline)}"
 
     def _find(self, event: TrackedEvent, timeline: Timeline) -> datetime | str | None:
         if self.vm not in event.vms:

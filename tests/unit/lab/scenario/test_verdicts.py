@@ -188,13 +188,17 @@ def test_operation_without_an_event_fails_with_a_reason() -> None:
     assert verdict.reason == "patch ran at +1m without an event: its scope was not polled"
 
 
-def test_real_clock_gives_a_second_of_grace() -> None:
-    """At a rate of 60, one real second is a minute of the scenario."""
+def test_real_clock_gives_a_second_of_grace_and_says_so() -> None:
+    """At a rate of 60, one real second is a minute of the scenario: without the grace, the verdict
+    would look wrong.
+    """
     fast = TimelineBuilder(
         expect="approval", of="patch", within="60s", rate=60.0, is_real=True
     ).scheduled(seconds=1)
 
-    assert fast.approves("web-0", seconds=3).ends().reason == "after 2m"
+    assert fast.approves("web-0", seconds=3).ends().reason == (
+        "after 2m (limit 60s, and 1m of grace at rate 60)"
+    )
     slow = TimelineBuilder(
         expect="approval", of="patch", within="60s", rate=60.0, is_real=True
     ).scheduled(seconds=1)
