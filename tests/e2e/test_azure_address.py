@@ -158,9 +158,26 @@ def test_missing_permission_is_one_clear_line(lab: Lab) -> None:
     code, output, errors = run(lab, "true", prefix=(*NO_NAMESPACES, FORBID, "sh"))
     assert (code, output) == (127, "")
     assert errors == (
-        "forewarn: network namespaces are not allowed here (No space left on device); run as root,"
+        "forewarn: network namespaces are not allowed here (the sysctl user.max_user_namespaces or"
+        " user.max_net_namespaces is too low); run as root,"
         ' or see "A program at Azure\'s address" in docs/lab.md\n'
     )
+
+
+def test_run_without_permission_does_not_begin(tmp_path: Path) -> None:
+    """The reason is not a line of the handler's output, before five steps that were not reached."""
+    run = ("lab", "run", "host-reboot", "--at-azure-address")
+    done = subprocess.run(
+        [*NO_NAMESPACES, FORBID, "sh", FOREWARN, *run, "--html", str(tmp_path / "x"), "--", "true"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("forewarn: network namespaces are not allowed")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_wrong_command_lines_are_one_clear_line(lab: Lab, tmp_path: Path) -> None:

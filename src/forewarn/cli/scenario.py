@@ -16,7 +16,7 @@ from forewarn.cli.lookup import did_you_mean
 from forewarn.cli.options import Json
 from forewarn.cli.output import show_json, show_list
 from forewarn.cli.terminal import paint, show_status
-from forewarn.errors import Error, Invalid, NotFound
+from forewarn.errors import Error, Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from forewarn.lab.scenario.schema import Scenario
@@ -107,7 +107,7 @@ def run(
     async def work() -> None:
         try:
             results.append(await run_scenario(scenario, options, console))
-        except (Invalid, NotFound) as error:
+        except (Invalid, NotFound, Unavailable) as error:
             raise Usage(error.message) from error
 
     try:

@@ -13,9 +13,11 @@ outside, passes connections on to URL, and ends with the command.
 
 import asyncio
 import ctypes
+import errno
 import os
 import socket
 import struct
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,6 +36,7 @@ SET_FLAGS, SET_ADDRESS, SET_MASK = 0x8914, 0x8916, 0x891C  # of an interface, li
 UP_AND_RUNNING = 0x41
 READ_BYTES = 65536
 NOT_RUN = 127
+LIMIT_REACHED = "the sysctl user.max_user_namespaces or user.max_net_namespaces is too low"
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -42,6 +45,14 @@ def wrap(url: str, command: Sequence[str]) -> list[str]:
     if sys.platform != "linux":
         raise Unavailable(f"Azure's address needs network namespaces, not there on {sys.platform}")
     return [sys.executable, "-m", __name__, url, *command]
+
+
+def check_allowed() -> None:
+    """Unavailable, with the reason, if no program can run at Azure's address here."""
+    command = wrap("http://127.0.0.1", [sys.executable, "-c", ""])
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode != 0:
+        raise Unavailable(done.stderr.strip().removeprefix("forewarn: "))
 
 
 def become(url: str, command: list[str]) -> NoReturn:
@@ -61,8 +72,9 @@ def become(url: str, command: list[str]) -> NoReturn:
             socket.send_fds(ours, [b"."], [listening.fileno()])
             ours.recv(1)
     except OSError as error:
+        reason = LIMIT_REACHED if error.errno == errno.ENOSPC else error.strerror or error
         raise Unavailable(
-            f"network namespaces are not allowed here ({error.strerror or error}); run as root,"
+            f"network namespaces are not allowed here ({reason}); run as root,"
             ' or see "A program at Azure\'s address" in docs/lab.md'
         ) from error
     try:

@@ -16,6 +16,7 @@ from forewarn.duration import parse_duration
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for_first
 from forewarn.errors import Error, Invalid, NotFound
+from forewarn.lab import azure_address
 from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import parse_begin
 from forewarn.lab.scenario.guest import Guest
@@ -61,6 +62,8 @@ async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunR
         )
     if options.command and shutil.which(options.command[0]) is None:
         raise Invalid(f"there is no program {options.command[0]!r}; expected one that can be run")
+    if options.is_at_azure:
+        await asyncio.to_thread(azure_address.check_allowed)
     setup = Setup(
         fleet=scenario.fleets[0],
         is_virtual=rate is None,
