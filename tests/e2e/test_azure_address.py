@@ -228,6 +228,8 @@ def test_scenario_runs_a_handler_at_azures_address(tmp_path: Path, text: str, co
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
+    first = done.stdout.splitlines()[0]
+    assert first == "your command plays app-0; its endpoint is http://169.254.169.254"
 
 
 def test_azure_address_without_a_command_is_a_usage_error(tmp_path: Path) -> None:

@@ -208,7 +208,9 @@ def test_run_ends_when_everything_is_decided(
     done = run(scenario, "--rate", 300, "--", *app)
 
     assert done.code == 0
-    assert re.search(r"^10h at rate 300, ends about \d\d:\d\d$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^10h at rate 300: at most 2m, ends about \d\d:\d\d$", done.stdout, re.MULTILINE
+    )
     assert "waiting for the first poll of app-0, at most 60 s\n" in done.stdout
     assert "of 10h, when everything was decided; --to-the-end runs the rest\n" in done.stdout
     assert time.monotonic() - began < 60
@@ -242,7 +244,7 @@ def test_terminal_has_colours_and_progress(
 
     assert ("\033[32msmall passed (2 expectations)\033[0m" in output) is is_coloured
     assert "small passed (2 expectations)" in output
-    assert "\r\033[K+0s of 5m, 2 undecided; waiting for: app-0 approves restart" in output
+    assert "\r\033[K+0s of 5m, 5m left for 1 of 2: app-0 approves restart" in output
 
 
 def read_terminal(terminal: int) -> bytes:
@@ -326,9 +328,11 @@ def test_command_that_never_polls_fails(run: Run, scenario: Path) -> None:
 
     assert done.code == 1
     assert (
-        "FAILED  app-0 polls its endpoint: the command ended with 1 before its first poll"
-        in done.stdout
+        "FAILED  app-0 polls its endpoint: the command ended with 1 before its first poll;"
+        " does it call 169.254.169.254? add --at-azure-address\n" in done.stdout
     )
+    assert "not reached  app-0 approves restart within 4m: the step did not run\n" in done.stdout
+    assert done.stdout.endswith("small FAILED (1 of 3 expectations, 2 not reached)\n")
     assert run(scenario, "--", "no-such-command-at-all").code == 2
 
 

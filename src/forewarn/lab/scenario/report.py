@@ -1,6 +1,6 @@
 """The reports of a run: live on the console, and as JUnit for CI systems."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -81,10 +81,10 @@ class Console:
             return
         whole = timeline.format_time(timeline.planned_end)[1:]
         text = f"{timeline.format_time(timeline.end)} of {whole}"
-        if waiting:
+        if waiting:  # the time comes first: a terminal of 80 columns cuts the end
             deadline, expected = min(waiting)
             left = format_duration(timeline.measure(timeline.end, deadline))
-            text += f", {len(waiting)} undecided; waiting for: {expected}, {left} left"
+            text += f", {left} left for 1 of {len(waiting)}: {expected}"
         self.progress(text)
 
     def print_result(self, name: str, result: RunResult) -> None:
@@ -97,10 +97,12 @@ class Console:
         ):
             word = "FAILED" if outcome is Outcome.FAILED else str(outcome)
             self.write(f"{self.paint(word, COLOURS[outcome])}  {expected}: {reason}")
-        failed = sum(not verdict.is_passed for verdict in result.verdicts)
-        of = f"FAILED ({failed} of " if failed else "passed ("
-        whole = f"{name} {of}{len(result.verdicts)} expectations)"
-        self.write(self.paint(whole, "red" if failed else "green"))
+        counts = Counter(verdict.outcome for verdict in result.verdicts)
+        of = "passed (" if result.is_passed else f"FAILED ({counts[Outcome.FAILED]} of "
+        missed = counts[Outcome.NOT_REACHED]
+        more = f", {missed} not reached" if missed else ""
+        whole = f"{name} {of}{len(result.verdicts)} expectations{more})"
+        self.write(self.paint(whole, "green" if result.is_passed else "red"))
 
     def _describe(self, observation: Observation) -> str:
         entry = observation.entry

@@ -12,7 +12,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from forewarn.duration import parse_duration
+from forewarn.duration import format_duration, parse_duration
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for_first
 from forewarn.errors import Error, Invalid, NotFound
@@ -73,16 +73,19 @@ async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunR
     )
     async with open_lab(setup) as lab:
         urls = {vm: await lab.listen_vm(vm) for vm in external}
+        played = external[0] if options.command else ""
         for vm, url in urls.items():
-            console.print(f"{vm} is external; its endpoint is {url}")
+            who = f"your command plays {vm}" if vm == played else f"{vm} is external"
+            shown = azure_address.URL if options.is_at_azure and vm == played else url
+            console.print(f"{who}; its endpoint is {shown}")
         if external and lab.rate > 1:
             console.print(f"one second of real time is {lab.rate:g} s of the scenario")
         console.print(describe_plan(file.until, rate, lab.clock.now()))
         software: AbstractAsyncContextManager[Process | None] = nullcontext()
-        if options.command:  # it plays the first external VM
-            vm, write = external[0], partial(console.print_output, external[0])
+        if played:
+            write = partial(console.print_output, played)
             software = start_program(
-                options.command, vm, urls[vm], write, is_at_azure=options.is_at_azure
+                options.command, played, urls[played], write, is_at_azure=options.is_at_azure
             )
         async with software as program:
             missing = await wait_for_first_polls(lab, external, program, options, console)
@@ -123,8 +126,9 @@ def describe_plan(until: str, rate: float | None, now: datetime) -> str:
     """Return what a run will take, on one line."""
     if rate is None:
         return f"{until} in virtual time"
-    end = now + parse_duration(until) / rate
-    return f"{until} at rate {rate:g}, ends about {end.astimezone():%H:%M}"
+    took = parse_duration(until) / rate
+    real = "" if rate == 1 else f": at most {format_duration(took)}"
+    return f"{until} at rate {rate:g}{real}, ends about {(now + took).astimezone():%H:%M}"
 
 
 async def wait_for_first_polls(
@@ -158,6 +162,8 @@ async def wait_for_first_polls(
     reason = f"no poll within {seconds:g} s"
     if program is not None and program.returncode is not None:
         reason = f"the command ended with {program.returncode} before its first poll"
+    if program is not None and not options.is_at_azure:
+        reason += f"; does it call {azure_address.ADDRESS[0]}? add --at-azure-address"
     return ScenarioVerdict(f"{', '.join(missing)} polls its endpoint", reason, Outcome.FAILED)
 
 

@@ -94,7 +94,10 @@ def judge(expectation: AnyExpectation, timeline: Timeline) -> ScenarioVerdict:
         reason, outcome, open_until = str(unmet), Outcome.FAILED, unmet.open_until
     if open_until is not None and timeline.end > open_until:
         open_until = None
-    is_coming = expectation.subject is not None and timeline.may_come(expectation.subject)
+    name = expectation.subject
+    is_coming = name is not None and timeline.may_come(name)
     if is_coming or (timeline.is_cut and open_until):
         outcome = Outcome.NOT_REACHED
+    if is_coming and not timeline.get_events(name or ""):
+        reason = "the step did not run"
     return ScenarioVerdict(expectation.describe(), reason, outcome, timeline.seconds, open_until)

@@ -129,14 +129,10 @@ def test_json_has_the_verdicts() -> None:
 def test_progress_names_what_the_run_waits_for_and_how_long() -> None:
     shown: list[str] = []
     play(SCENARIO, Console(lambda line: None, progress=shown.append))
-    waiting = (
-        r"\+10m\S* of 1h, 2 undecided; waiting for: web-0 approves restart within 60s, (.*) left"
-    )
+    waiting = r"\+10m\S* of 1h, (.*) left for 1 of 2: web-0 approves restart within 60s"
     left = [match[1] for each in shown if (match := re.fullmatch(waiting, each))]
 
-    assert shown[0] == (
-        "+0s of 1h, 2 undecided; waiting for: web-0 approves restart within 60s, 1h left"
-    )
+    assert shown[0] == ("+0s of 1h, 1h left for 1 of 2: web-0 approves restart within 60s")
     assert left[:2] == ["50m", "1m"]  # before the step, and after it
     assert left[-1].endswith("s")
 
@@ -157,4 +153,4 @@ def test_real_run_says_when_it_will_end() -> None:
     lines: list[str] = []
     play(scene(until="1s"), Console(lines.append), rate=10.0)
 
-    assert re.fullmatch(r"1s at rate 10, ends about \d\d:\d\d", lines[0])
+    assert re.fullmatch(r"1s at rate 10: at most 0.1s, ends about \d\d:\d\d", lines[0])
