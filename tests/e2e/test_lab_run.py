@@ -379,18 +379,40 @@ def approve_all(url: str) -> None:
     raise AssertionError("no event came")
 
 
-def test_sigterm_ends_the_command_too(scenario: Path, app: tuple[str, str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_interrupted_run_ends_the_command_and_reports_so_far(
+    scenario: Path, app: tuple[str, str], number: int
+) -> None:
+    html, junit = scenario.parent / "report.html", scenario.parent / "junit.xml"
+    files = ("--html", str(html), "--junit", str(junit))
+    command = ("sh", "-c", 'echo "child $$"; exec "$@"', "sh", *app)
     running = subprocess.Popen(
-        [*RUN, str(scenario), "--real", "--", "sh", "-c", 'echo "child $$"; exec "$@"', "sh", *app],
-        stdout=subprocess.PIPE,
-        text=True,
+        [*RUN, str(scenario), "--real", *files, "--", *command], stdout=subprocess.PIPE, text=True
     )
     assert running.stdout is not None
     lines = iter(running.stdout.readline, "")
     child = next(match for line in lines if (match := re.search(r"child (\d+)", line)))
-    running.send_signal(signal.SIGTERM)
-    running.communicate(timeout=LIMIT_SECONDS)
+    running.send_signal(number)
+    output, _ = running.communicate(timeout=LIMIT_SECONDS)
 
     assert running.returncode == 130
-    assert child
     assert is_over(child[1])
+    assert re.search(r"^interrupted at \+\S+ of 5m$", output, re.MULTILINE)
+    assert "not reached  app-0 approves restart within 4m: the step did not run\n" in output
+    assert "interrupted at" in html.read_text()
+    assert "not reached" in junit.read_text()
+
+
+def test_run_that_is_interrupted_before_the_first_poll_reports_too(scenario: Path) -> None:
+    running = subprocess.Popen(
+        [*RUN, str(scenario), "--as", "app-0"], stdout=subprocess.PIPE, text=True
+    )
+    assert running.stdout is not None
+    lines = iter(running.stdout.readline, "")
+    assert any(line.startswith("waiting for the first poll") for line in lines)
+    running.send_signal(signal.SIGINT)
+    output, _ = running.communicate(timeout=LIMIT_SECONDS)
+
+    assert running.returncode == 130
+    assert "not reached  app-0 polls its endpoint: interrupted\n" in output
+    assert output.endswith("small FAILED (0 of 3 expectations, 3 not reached)\n")

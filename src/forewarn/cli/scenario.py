@@ -19,6 +19,8 @@ from forewarn.cli.terminal import paint, show_status
 from forewarn.errors import Error, Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
+    from forewarn.lab.scenario.report import Console
+    from forewarn.lab.scenario.runner import RunOptions
     from forewarn.lab.scenario.schema import Scenario
     from forewarn.lab.scenario.verdict import RunResult
 
@@ -81,7 +83,6 @@ def run(
         from forewarn.lab.scenario.html_report import render_html
         from forewarn.lab.scenario.report import Console, Verbosity, render_json, render_junit
         from forewarn.lab.scenario.runner import RunOptions
-        from forewarn.lab.scenario.runner import run as run_scenario
 
     scenario = _load_scenario(which)
     _check_files(which, {"--transcript": transcript, "--junit": junit, "--html": html})
@@ -102,21 +103,10 @@ def run(
     console = Console(write, Verbosity.QUIET if is_quiet else verbosity, paint, show_status)
     # The console prints what happens, so the log is not needed.
     logging.getLogger("forewarn").addHandler(logging.NullHandler())
-    results: list[RunResult] = []
-
-    async def work() -> None:
-        try:
-            results.append(await run_scenario(scenario, options, console))
-        except (Invalid, NotFound, Unavailable) as error:
-            raise Usage(error.message) from error
-
-    try:
-        run_until_stopped(work)
-    finally:
-        show_status("")
-    if not results:
+    result, name = _run_until_stopped(scenario, options, console), scenario.file.name
+    if result is None:
+        write("interrupted")
         return Exit.INTERRUPTED
-    result, name = results[0], scenario.file.name
     if as_json:
         show_json(render_json(name, result))
     else:
@@ -128,7 +118,30 @@ def run(
     }
     for path in filter(None, files):
         write_file(path, files[path]())
+    if result.is_interrupted:
+        return Exit.INTERRUPTED
     return Exit.DONE if result.is_passed else Exit.REFUSED
+
+
+def _run_until_stopped(
+    scenario: "Scenario", options: "RunOptions", console: "Console"
+) -> "RunResult | None":
+    """None if it was stopped before it began."""
+    from forewarn.lab.scenario.runner import run as run_scenario
+
+    results = []
+
+    async def work() -> None:
+        try:
+            results.append(await run_scenario(scenario, options, console))
+        except (Invalid, NotFound, Unavailable) as error:
+            raise Usage(error.message) from error
+
+    try:
+        run_until_stopped(work)
+    finally:
+        show_status("")
+    return results[0] if results else None
 
 
 def _check_files(which: str, files: Mapping[str, Path | None]) -> None:

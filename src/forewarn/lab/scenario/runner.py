@@ -5,7 +5,7 @@ import random
 import shutil
 from asyncio.subprocess import Process
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -50,7 +50,10 @@ class RunOptions:
 
 
 async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunResult:
-    """Run a scenario: in virtual time, unless it has external VMs or a rate."""
+    """Run a scenario: in virtual time, unless it has external VMs or a rate.
+
+    Cancelled, it ends early, and returns what is decided by then.
+    """
     file = scenario.file
     seed = file.seed if options.seed is None else options.seed
     external = choose_external(scenario, options)
@@ -155,16 +158,26 @@ async def wait_for_first_polls(
     if missing:
         console.print(f"waiting for the first poll of {', '.join(missing)}, at most {seconds:g} s")
         ends = [program.wait()] if program else []
-        await wait_for_first(has_all.wait(), *ends, timeout=seconds)
+        with suppress(asyncio.CancelledError):
+            await wait_for_first(has_all.wait(), *ends, timeout=seconds)
     lab.transcript.followers.remove(follow)
     if not missing:
         return None
+    expected = f"{', '.join(missing)} polls its endpoint"
+    if is_interrupted():
+        return ScenarioVerdict(expected, "interrupted", Outcome.NOT_REACHED)
     reason = f"no poll within {seconds:g} s"
     if program is not None and program.returncode is not None:
         reason = f"the command ended with {program.returncode} before its first poll"
     if program is not None and not options.is_at_azure:
         reason += f"; does it call {azure_address.ADDRESS[0]}? add --at-azure-address"
-    return ScenarioVerdict(f"{', '.join(missing)} polls its endpoint", reason, Outcome.FAILED)
+    return ScenarioVerdict(expected, reason, Outcome.FAILED)
+
+
+def is_interrupted() -> bool:
+    """Return whether the run was cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Runner:
@@ -231,7 +244,8 @@ class Runner:
             if step.at is not None and not isinstance(step, JumpStep):
                 self._plan(number, step, self._start + self._lab.scale(step.at))
         self._may_end_early = bool(self._open) and not to_the_end
-        await self._let_time_pass(program)
+        with suppress(asyncio.CancelledError):
+            await self._let_time_pass(program)
         await self._lab.scheduler.cancel()
         self._lab.transcript.followers.remove(self._follow)
         if self._error is not None:
@@ -309,7 +323,8 @@ class Runner:
         for verdict in verdicts:
             detail = f"{verdict.expected}: {verdict.reason}"
             self._lab.transcript.add(TranscriptKind.VERDICT, what=verdict.outcome, detail=detail)
-        ending = f"ended at {timeline.format_time(timeline.end)} of {self._file.until}"
+        how = "interrupted" if is_interrupted() else "ended"
+        ending = f"{how} at {timeline.format_time(timeline.end)} of {self._file.until}"
         if is_early and not timeline.is_cut:
             ending += ", when everything was decided; --to-the-end runs the rest"
         return RunResult(
@@ -317,6 +332,7 @@ class Runner:
             transcript=self._lab.transcript,
             timeline=timeline,
             ending=ending,
+            is_interrupted=is_interrupted(),
             skipped=tuple(
                 f"step {number} ({steps[number - 1].verb})"
                 for number in sorted(self._unreached - self._waiting)

@@ -47,6 +47,7 @@ class RunResult:
     transcript: Transcript
     timeline: Timeline
     ending: str
+    is_interrupted: bool
     skipped: tuple[str, ...]
 
     @property
