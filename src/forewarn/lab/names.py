@@ -88,3 +88,8 @@ def _find_marks(hint: object) -> Iterator[Reference]:
         yield hint
     for part in get_args(hint):
         yield from _find_marks(part)
+
+
+def count(number: int, noun: str) -> str:
+    """Format a number of things, such as `1 event`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

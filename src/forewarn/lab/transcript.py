@@ -22,6 +22,14 @@ BODY_CHARS_MAX = 16 * 1024
 SHOWN_CHARS_MAX = 160
 SHOWN_EVENTS_MAX = 3
 SHOWN_ENTRIES_MAX = 200
+SETUP = "lab"
+"""The author of the fleet that a lab begins with."""
+TEXTS = {
+    "approved": "approved by {}",
+    "started": "started: {}",
+    "claimed": "the {} has begun",
+}
+"""Changes whose detail says who caused them."""
 
 
 class TranscriptKind(StrEnum):
@@ -110,8 +118,8 @@ class Transcript:
         return b"".join(msgspec.json.encode(entry) + b"\n" for entry in self.entries)
 
     def __str__(self) -> str:
-        """Format the newest entries, one per line."""
-        entries = self.entries
+        """Format the newest entries, one per line, without how the fleet came to be."""
+        entries = [entry for entry in self.entries if entry.by != SETUP]
         shown = list(map(format_entry, entries[-SHOWN_ENTRIES_MAX:]))
         if len(shown) < len(entries):
             shown.insert(0, f"… {len(entries) - len(shown)} earlier lines")
@@ -135,9 +143,11 @@ def format_entry(entry: TranscriptEntry) -> str:
 def _describe(entry: TranscriptEntry) -> str:
     if entry.kind is TranscriptKind.REQUEST:
         return _describe_request(entry)
+    event = f" ({entry.event[:8]})" if entry.event else ""
+    if entry.kind is TranscriptKind.CHANGE and entry.what in TEXTS:
+        return _shorten(f"{TEXTS[entry.what].format(entry.detail)}{event}")
     detail = f": {entry.detail}" if entry.detail else ""
     by = f" by {entry.by}" if entry.by else ""
-    event = f" ({entry.event[:8]})" if entry.event else ""
     return _shorten(f"{entry.what}{detail}{by}{event}")
 
 

@@ -18,8 +18,9 @@ from forewarn.fleetfile.files import read_sources
 from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.environment import make_environment
 from forewarn.lab.fault.active import parse_fault
+from forewarn.lab.names import count
 from forewarn.lab.service import RATE_MAX, RATE_MIN, Setup
-from forewarn.lab.transcript import Transcript
+from forewarn.lab.transcript import SETUP, Transcript
 from forewarn.testing import intercept as interception
 from forewarn.testing.ledger import LabApproval
 from forewarn.testing.literals import FaultKind
@@ -201,7 +202,8 @@ class Lab:
     def __repr__(self) -> str:
         if self._running is None:
             return "<Lab, not open>"
-        return f"<Lab at {self.url}: {len(self.events)} events, now {self.now:%Y-%m-%dT%H:%M:%SZ}>"
+        events = count(len(self.events), "event")
+        return f"<Lab at {self.url}: {events}, now {self.now:%Y-%m-%dT%H:%M:%SZ}>"
 
     async def _open_control(self) -> None:
         if not self._control_url:  # another thread may have been first
@@ -239,7 +241,7 @@ class Lab:
         others = [vm for scope in before["scopes"] for vm in scope["vms"]]
         scope = {"name": SCOPE, "kind": "availability-set", "vms": [*others, vm]}
         hosts = [*before.get("hosts", ()), host, f"{host}-spare"]
-        await operations.apply(read_fleet({"scopes": [scope], "hosts": hosts}), by=BY)
+        await operations.apply(read_fleet({"scopes": [scope], "hosts": hosts}), by=SETUP)
 
 
 def check_number(name: str, value: float, low: float, high: float) -> None:

@@ -77,6 +77,27 @@ def test_control_characters_are_replaced() -> None:
     assert "\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}next" in shown
 
 
+def test_change_says_once_who_caused_it() -> None:
+    transcript = Transcript(lambda: NOON)
+    for what, by, detail in (
+        ("joined", "lab", ""),
+        ("scheduled", "test", "Reboot of web-0"),
+        ("approved", "vm web-0", "web-0"),
+        ("started", "vm web-0", "approved by web-0"),
+        ("claimed", "platform", "platform"),
+        ("completed", "platform", ""),
+    ):
+        transcript.add(TranscriptKind.CHANGE, scope="web", what=what, by=by, detail=detail)
+
+    assert [line.split(maxsplit=3)[3] for line in str(transcript).splitlines()] == [
+        "scheduled: Reboot of web-0 by test",
+        "approved by web-0",
+        "started: approved by web-0",
+        "the platform has begun",
+        "completed by platform",
+    ]
+
+
 def test_oldest_entries_are_dropped_over_the_size_limit() -> None:
     transcript = Transcript(lambda: NOON + timedelta(0), chars_max=10_000)
     for number in range(20):

@@ -353,6 +353,7 @@ def test_transcript_has_requests_changes_and_clock(lab: Lab) -> None:
     assert ("change", "web-0", "approved") in entries
     assert ("clock", "", "advance") in entries
     assert f"POST {EVENTS}" in str(lab.transcript)
+    assert "joined" not in str(lab.transcript), "the test's own preparation is left out"
 
 
 def test_environment_leads_clients_to_the_vm(lab: Lab) -> None:

@@ -285,9 +285,10 @@ def test_types_of_annotations_are_public(name: str) -> None:
     assert getattr(forewarn.testing, name).__name__ == name
 
 
-def test_event_has_a_readable_repr(vm: LabVm) -> None:
+def test_event_has_a_readable_repr(lab: Lab, vm: LabVm) -> None:
     event = vm.reboot()
     assert repr(event) == f"<Reboot {event.id[:8]} of web-0: Scheduled, not approved>"
+    assert ": 1 event, now " in repr(lab)
     event.approve("web-0")
     assert repr(event) == f"<Reboot {event.id[:8]} of web-0: Started, approved by web-0>"
 

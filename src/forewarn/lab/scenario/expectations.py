@@ -13,7 +13,7 @@ import msgspec
 from forewarn.client.models import Event as ShownEvent
 from forewarn.core.event import EventType, Source, Status
 from forewarn.duration import Duration, format_duration, parse_duration
-from forewarn.lab.names import LEADER, OWN, Approver, EventName, TwoVmNames, VmName, VmNames
+from forewarn.lab.names import LEADER, OWN, Approver, EventName, TwoVmNames, VmName, VmNames, count
 from forewarn.lab.scenario.timeline import ENDINGS, Timeline, TrackedEvent, is_good, is_poll
 from forewarn.lab.scenario.verdict import AnyExpectation, Unmet
 from forewarn.lab.transcript import TranscriptEntry
@@ -258,8 +258,10 @@ class NoForeignApproval(AnyExpectation, frozen=True, kw_only=True, tag="no-forei
         for each in approvals:
             if each.vm not in each.event.resources:
                 raise Unmet(f"{timeline.format_approval(each)}, which does not name it")
-        count = len({(each.vm, each.event.id) for each in approvals})
-        return f"{count} approvals, each by a VM that the event names" if count else "no approvals"
+        times = len({(each.vm, each.event.id) for each in approvals})
+        if not times:
+            return "no approvals"
+        return f"{count(times, 'approval')}, each by a VM that the event names"
 
 
 class Order(AnyExpectation, frozen=True, kw_only=True, tag="order"):
@@ -328,7 +330,7 @@ def list_starts(name: str, timeline: Timeline) -> list[tuple[datetime, TrackedEv
     times = ((event.find_change("started"), event) for event in timeline.get_events(name))
     starts = [(at, event) for at, event in times if at is not None]
     if len(starts) < 2:
-        reason = f"{len(starts)} events of {name} were Started; expected two or more"
+        reason = f"{count(len(starts), 'start')} of {name}; expected two or more"
         raise Unmet(reason, timeline.while_unsettled(name))
     return sorted(starts, key=lambda start: start[0])
 
@@ -358,7 +360,7 @@ class PollsExpectation(RequestsExpectation, frozen=True, kw_only=True, tag="poll
             if at > last + timeline.limit(self.every):
                 gap = f"{timeline.format_time(last)} to {timeline.format_time(at)}"
                 raise Unmet(f"it did not poll from {gap}")
-        return f"{len(polls)} polls"
+        return count(len(polls), "poll")
 
 
 class Recovery(RequestsExpectation, frozen=True, kw_only=True, tag="recovery"):
@@ -378,10 +380,10 @@ class Recovery(RequestsExpectation, frozen=True, kw_only=True, tag="recovery"):
         if requests and not is_good(requests[-1]):
             limit = requests[-1].at + timeline.limit(self.within)
             raise Unmet(describe_no_retry(requests[-1], timeline), limit)
-        count = sum(not is_good(each) for each in requests)
-        if not count:
+        times = sum(not is_good(each) for each in requests)
+        if not times:
             raise Unmet(f"{self.vm} never got a bad response", timeline.planned_end)
-        return f"{count} bad responses, then good ones"
+        return f"{count(times, 'bad response')}, then good ones"
 
 
 def describe_no_retry(request: TranscriptEntry, timeline: Timeline) -> str:

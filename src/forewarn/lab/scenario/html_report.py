@@ -15,6 +15,7 @@ from string import Template
 
 from forewarn.duration import format_duration
 from forewarn.junit import printable
+from forewarn.lab.names import count
 from forewarn.lab.scenario.report import Console
 from forewarn.lab.scenario.schema import Scenario, list_vms
 from forewarn.lab.scenario.timeline import ENDINGS, Timeline, TrackedEvent, is_good, is_poll
@@ -107,7 +108,7 @@ class Chart:
             parts += self._draw_marks(style, bottom + 8, texts)
         refusals = [(each.at, each.how) for each in timeline.refusals if each.vm == vm]
         parts += self._draw_marks("refused", bottom + 8, refusals)
-        return draw_row(vm, f"{len(polls)} polls", bottom + POLLS, parts)
+        return draw_row(vm, count(len(polls), "poll"), bottom + POLLS, parts)
 
     def _draw_event(self, event: TrackedEvent, y: int, free: float) -> Iterator[str]:
         """Draw the notice and the impact as bars, and a label where there is room up to `free`."""

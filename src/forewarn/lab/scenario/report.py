@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from forewarn.duration import format_duration
 from forewarn.junit import TestCase, render
+from forewarn.lab.names import count
 from forewarn.lab.scenario.timeline import Observation, Timeline, is_good
 from forewarn.lab.scenario.verdict import Outcome, RunResult
 from forewarn.lab.transcript import TranscriptKind
@@ -101,7 +102,7 @@ class Console:
         of = "passed (" if result.is_passed else f"FAILED ({counts[Outcome.FAILED]} of "
         missed = counts[Outcome.NOT_REACHED]
         more = f", {missed} not reached" if missed else ""
-        whole = f"{name} {of}{len(result.verdicts)} expectations{more})"
+        whole = f"{name} {of}{count(len(result.verdicts), 'expectation')}{more})"
         self.write(self.paint(whole, "green" if result.is_passed else "red"))
 
     def _describe(self, observation: Observation) -> str:
@@ -128,13 +129,13 @@ class Console:
         if self.verbosity is Verbosity.VERBOSE:
             return f"{text} {entry.response_body}"
         key = (entry.vm, entry.method)
-        before, count = self._bad.pop(key, ("", 0))
+        before, times = self._bad.pop(key, ("", 0))
         if not is_good(entry):
-            self._bad[key] = (text, count + 1 if text == before else 1)
+            self._bad[key] = (text, times + 1 if text == before else 1)
             return "" if text == before else text
         if entry.method == "POST":
             return text
-        return f"good responses again, after {count} bad ones" if count else ""
+        return f"good responses again, after {count(times, 'bad one')}" if times else ""
 
 
 def render_junit(name: str, result: RunResult) -> bytes:

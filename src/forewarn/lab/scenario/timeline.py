@@ -20,7 +20,7 @@ from forewarn.duration import format_duration, parse_duration
 from forewarn.engine.board import PublishedScope
 from forewarn.errors import Invalid
 from forewarn.fleetfile.yaml_source import FieldError, Path
-from forewarn.lab.names import EVENT, VM, shorten_list
+from forewarn.lab.names import EVENT, VM, count, shorten_list
 from forewarn.lab.transcript import TranscriptEntry, TranscriptKind, read_shown
 from forewarn.wire.approval import parse as parse_approval
 
@@ -223,8 +223,8 @@ class Timeline:
         refusals = (each for each in self.refusals if each.vm in vms and each.at >= since)
         counts = Counter(each.how for each in refusals)
         return "".join(
-            f"; {count} approval{'s were' if count > 1 else ' was'} {how}"
-            for how, count in counts.most_common(REFUSALS_SHOWN_MAX)
+            f"; {count(times, 'approval')} {how if times == 1 else how.replace('was', 'were', 1)}"
+            for how, times in counts.most_common(REFUSALS_SHOWN_MAX)
         )
 
     def measure(self, since: datetime, until: datetime) -> timedelta:
@@ -259,9 +259,10 @@ def read_refusal(entry: TranscriptEntry) -> Refusal:
     reason = entry.response_body
     with suppress(msgspec.DecodeError, LookupError, TypeError):
         reason = str(msgspec.json.decode(reason)["error"])
+    how = f"was refused with {entry.status}: {reason}" if entry.status else "got no response"
     if entry.faults:
-        reason = f"the fault {', '.join(entry.faults)}"
-    how = f"refused with {entry.status}: {reason}" if entry.status else "left without a response"
+        faults = ", ".join(f"`{fault}`" for fault in entry.faults)
+        how = f"got {entry.status or 'no response'} from the fault {faults}"
     return Refusal(entry.at, entry.vm, how[:REASON_CHARS_MAX])
 
 

@@ -91,7 +91,7 @@ def test_verdicts_say_what_happened() -> None:
     page = Page(BUSY)
 
     assert "passed web-0 approves restart within 60s" in page.text
-    assert "approvals were refused with 429: the fault status" in page.text
+    assert "approvals got 429 from the fault `status`" in page.text
     assert "failed web-1 approves restart within 2m" in page.text
     assert "not reached step 3 (log)" in page.text
 

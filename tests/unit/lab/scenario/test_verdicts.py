@@ -120,8 +120,7 @@ def test_refused_approvals_are_mentioned_even_if_it_passes() -> None:
     built.approves("web-0", seconds=62, status=0)
 
     assert built.approves("web-0", seconds=63).ends().reason == (
-        "after 3s; 1 approval was refused with 429: the fault status;"
-        " 1 approval was left without a response"
+        "after 3s; 1 approval got 429 from the fault `status`; 1 approval got no response"
     )
 
 
