@@ -167,7 +167,6 @@ def test_invalid_file_is_a_usage_error(run: Run, scenario: Path) -> None:
     ("arguments", "message"),
     [
         (["--quiet", "--verbose"], "--quiet and --verbose contradict each other"),
-        (["--real", "--rate", "2"], "--real means --rate 1, but --rate is 2"),
         (["--rate", "0"], "Invalid value for '--rate'"),
         (["--rate", "nan"], "Invalid value for '--rate'"),
         (["--seed", "-1"], "Invalid value for '--seed'"),
@@ -220,7 +219,7 @@ def test_crash_of_the_command_leaves_the_rest_not_reached(run: Run, scenario: Pa
     script = (
         "import os; from forewarn.client import *; Client(discover(os.environ)).document(); 1/0"
     )
-    done = run(scenario, "--real", "-q", "--", sys.executable, "-c", script)
+    done = run(scenario, "--rate", "1", "-q", "--", sys.executable, "-c", script)
 
     assert done.code == 1
     assert "not reached  app-0 approves restart within 4m: " in done.stdout
@@ -317,7 +316,7 @@ def test_failing_command_ends_the_run(run: Run, scenario: Path) -> None:
         "import os; from forewarn.client import *;"
         "Client(discover(os.environ)).document(); raise SystemExit(3)"
     )
-    done = run(scenario, "--real", "--", sys.executable, "-c", polls_once)
+    done = run(scenario, "--rate", "1", "--", sys.executable, "-c", polls_once)
 
     assert done.code == 1
     assert "FAILED  the command does not fail: it ended with 3" in done.stdout
@@ -387,7 +386,9 @@ def test_interrupted_run_ends_the_command_and_reports_so_far(
     files = ("--html", str(html), "--junit", str(junit))
     command = ("sh", "-c", 'echo "child $$"; exec "$@"', "sh", *app)
     running = subprocess.Popen(
-        [*RUN, str(scenario), "--real", *files, "--", *command], stdout=subprocess.PIPE, text=True
+        [*RUN, str(scenario), "--rate", "1", *files, "--", *command],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert running.stdout is not None
     lines = iter(running.stdout.readline, "")

@@ -4,10 +4,9 @@ Runs on a bare `pip install forewarn`: argparse, and no import of typer.
 """
 
 import argparse
+import fnmatch
 import time
 from collections.abc import Callable, Iterator, Sequence
-from fnmatch import fnmatchcase
-from itertools import compress
 from pathlib import Path
 
 from forewarn.cli.exit_codes import Exit, Parser, Usage
@@ -104,12 +103,13 @@ def _refuse_with_list(options: argparse.Namespace) -> None:
 
 
 def _select(only: list[str]) -> list[Check]:
-    patterns = only or ["*"]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in CHECKS):
+    chosen = set(() if only else CHECKS)
+    for pattern in only:
+        matches = fnmatch.filter(CHECKS, pattern)
+        if not matches:
             raise Usage(f"--only: no check is named {pattern!r}; --list shows them all")
-    matches = (any(fnmatchcase(name, pattern) for pattern in patterns) for name in CHECKS)
-    return list(compress(CHECKS.values(), matches))
+        chosen.update(matches)
+    return [check for check in CHECKS.values() if check.name in chosen]
 
 
 def _run(session: Session, checks: list[Check]) -> Iterator[Result]:

@@ -4,11 +4,12 @@ import importlib.util
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from forewarn.config import Config
 from forewarn.log import log_to_stderr
 
+Result = TypeVar("Result")
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -21,16 +22,18 @@ def run_service(config: Config, work: Work) -> None:
         run_until_stopped(work)
 
 
-def run_until_stopped(work: Work) -> None:
+def run_until_stopped(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result | None:
     """Run it until it ends, or until SIGTERM or Ctrl-C cancels it. Uses uvloop if it is there."""
     import asyncio
 
-    async def run() -> None:
+    async def run() -> Result | None:
         task = asyncio.ensure_future(work())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         with suppress(asyncio.CancelledError):
-            await task
+            return await task
+        return None
 
     library = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"  # as in the extra lab
-    importlib.import_module(library).run(run())
+    result: Result | None = importlib.import_module(library).run(run())
+    return result

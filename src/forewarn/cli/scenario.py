@@ -19,10 +19,7 @@ from forewarn.cli.terminal import paint, show_status
 from forewarn.errors import Error, Invalid, NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from forewarn.lab.scenario.report import Console
-    from forewarn.lab.scenario.runner import RunOptions
     from forewarn.lab.scenario.schema import Scenario
-    from forewarn.lab.scenario.verdict import RunResult
 
 SCENARIO_BYTES_MAX = 4 * 1024 * 1024
 
@@ -33,7 +30,6 @@ Command = Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND...]", 
     help="The software under test; {endpoint} in it becomes the endpoint of its VM.")]
 RunRate = Annotated[float | None, typer.Option(min=0.001, max=100_000,
     help="Use the real clock, with every time divided by this.")]
-Real = Annotated[bool, typer.Option("--real", help="Use the real clock: the same as --rate 1.")]
 RunSeed = Annotated[int | None, typer.Option(min=0,
     help="The seed of ids and random choices, instead of the file's.")]
 As = Annotated[list[str] | None, typer.Option("--as",
@@ -57,7 +53,6 @@ def run(
     command: Command = None,
     *,
     rate: RunRate = None,
-    is_real: Real = False,
     seed: RunSeed = None,
     vms: As = None,
     is_at_azure: AtAzureAddress = False,
@@ -73,8 +68,6 @@ def run(
 
     Example: forewarn lab run host-reboot --rate 60 --html report.html -- ./handler
     """
-    if is_real and rate is not None:
-        raise Usage(f"--real means --rate 1, but --rate is {rate:g}; expected one of the two")
     if is_at_azure and not command:
         raise Usage("--at-azure-address needs a command; expected it after --, as in -- ./handler")
     if is_quiet and is_verbose:
@@ -83,12 +76,13 @@ def run(
         from forewarn.lab.scenario.html_report import render_html
         from forewarn.lab.scenario.report import Console, Verbosity, render_json, render_junit
         from forewarn.lab.scenario.runner import RunOptions
+        from forewarn.lab.scenario.runner import run as run_scenario
 
     scenario = _load_scenario(which)
     _check_files(which, {"--transcript": transcript, "--junit": junit, "--html": html})
     options = RunOptions(
         seed=seed,
-        rate=1.0 if is_real else rate,
+        rate=rate,
         external=tuple(vms or ()),
         command=tuple(command or ()),
         is_at_azure=is_at_azure,
@@ -103,7 +97,13 @@ def run(
     console = Console(write, Verbosity.QUIET if is_quiet else verbosity, paint, show_status)
     # The console prints what happens, so the log is not needed.
     logging.getLogger("forewarn").addHandler(logging.NullHandler())
-    result, name = _run_until_stopped(scenario, options, console), scenario.file.name
+    name = scenario.file.name
+    try:
+        result = run_until_stopped(partial(run_scenario, scenario, options, console))
+    except (Invalid, NotFound, Unavailable) as error:
+        raise Usage(error.message) from error
+    finally:
+        show_status("")
     if result is None:
         write("interrupted")
         return Exit.INTERRUPTED
@@ -121,27 +121,6 @@ def run(
     if result.is_interrupted:
         return Exit.INTERRUPTED
     return Exit.DONE if result.is_passed else Exit.REFUSED
-
-
-def _run_until_stopped(
-    scenario: "Scenario", options: "RunOptions", console: "Console"
-) -> "RunResult | None":
-    """None if it was stopped before it began."""
-    from forewarn.lab.scenario.runner import run as run_scenario
-
-    results = []
-
-    async def work() -> None:
-        try:
-            results.append(await run_scenario(scenario, options, console))
-        except (Invalid, NotFound, Unavailable) as error:
-            raise Usage(error.message) from error
-
-    try:
-        run_until_stopped(work)
-    finally:
-        show_status("")
-    return results[0] if results else None
 
 
 def _check_files(which: str, files: Mapping[str, Path | None]) -> None:

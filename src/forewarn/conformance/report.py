@@ -71,17 +71,6 @@ def _describe(check: Check) -> dict[str, object]:
     }
 
 
-def _describe_result(result: Result) -> dict[str, object]:
-    return {
-        "name": result.check.name,
-        "topic": result.check.topic,
-        **_describe(result.check),
-        "verdict": result.verdict,
-        "detail": result.detail,
-        "seconds": round(result.seconds, 4),
-    }
-
-
 def _count(results: Sequence[Result]) -> dict[str, int]:
     verdicts = Counter(result.verdict for result in results)
     return {
@@ -105,12 +94,19 @@ def summary(results: Sequence[Result]) -> str:
 def as_json(
     url: str, results: Sequence[Result], *, only_failures: bool = False
 ) -> dict[str, object]:
-    shown = [each for each in results if each.verdict is Verdict.FAILED or not only_failures]
-    return {
-        "endpoint": url,
-        **_count(results),
-        "checks": [_describe_result(each) for each in shown],
-    }
+    shown = [
+        {
+            "name": check.name,
+            "topic": check.topic,
+            **_describe(check),
+            "verdict": verdict,
+            "detail": detail,
+            "seconds": round(seconds, 4),
+        }
+        for check, verdict, detail, seconds in results
+        if verdict is Verdict.FAILED or not only_failures
+    ]
+    return {"endpoint": url, **_count(results), "checks": shown}
 
 
 def as_junit(url: str, results: Sequence[Result], *, is_strict: bool) -> bytes:

@@ -24,11 +24,7 @@ SHOWN_EVENTS_MAX = 3
 SHOWN_ENTRIES_MAX = 200
 SETUP = "lab"
 """The author of the fleet that a lab begins with."""
-TEXTS = {
-    "approved": "approved by {}",
-    "started": "started: {}",
-    "claimed": "the {} has begun",
-}
+TEXTS = {"approved": "approved by {}", "started": "started: {}", "claimed": "the {} has begun"}
 """Changes whose detail says who caused them."""
 
 

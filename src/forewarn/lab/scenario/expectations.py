@@ -46,7 +46,7 @@ class EachEvent(AnyExpectation, frozen=True, kw_only=True):
         """Return when it came true, or what happened instead; None if the event does not count."""
 
     def may_break(self, timeline: Timeline) -> bool:
-        return self.subject is not None and timeline.may_come(self.subject)
+        return False
 
     def _explain(self, event: TrackedEvent, timeline: Timeline) -> str:
         """Return what else happened, for the reason of the verdict."""
@@ -71,10 +71,8 @@ class EachEvent(AnyExpectation, frozen=True, kw_only=True):
                 raise Unmet(f"{scheduled}, was {how}{more}", self._find_limit(event.at, timeline))
             durations.append(timeline.measure(event.at, found))
         if not durations:
-            raise Unmet(
-                f"nothing named {name} was {done}: there was no event, or all were cancelled",
-                timeline.while_coming(name),
-            )
+            why = "there was no event, or all were cancelled"
+            raise Unmet(f"nothing named {name} was {done}: {why}")
         longest, times = self._describe_time(max(durations), timeline), len(durations)
         return (f"after {longest}" if times == 1 else f"{times} times, at most {longest}") + more
 
@@ -240,7 +238,7 @@ class NoApproval(AnyExpectation, frozen=True, kw_only=True, tag="no-approval"):
             if each.event.name == self.of and self.by in (None, each.vm):
                 raise Unmet(timeline.format_approval(each))
         if all(event.is_silent for event in timeline.get_events(self.of)):
-            raise Unmet(f"there was no event named {self.of}", timeline.while_coming(self.of))
+            raise Unmet(f"there was no event named {self.of}")
         return "none came"
 
 

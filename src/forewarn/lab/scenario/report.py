@@ -93,9 +93,7 @@ class Console:
         self.print(result.ending)
         for step in result.skipped:
             self.print(f"{Outcome.NOT_REACHED}  {step}")
-        for outcome, expected, reason in (
-            (v.outcome, v.expected, v.reason) for v in result.verdicts
-        ):
+        for expected, reason, outcome, *_ in result.verdicts:
             word = "FAILED" if outcome is Outcome.FAILED else str(outcome)
             self.write(f"{self.paint(word, COLOURS[outcome])}  {expected}: {reason}")
         counts = Counter(verdict.outcome for verdict in result.verdicts)

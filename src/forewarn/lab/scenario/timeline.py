@@ -210,10 +210,6 @@ class Timeline:
             event.is_silent or event.find_change(*ENDINGS) is not None for event in events
         )
 
-    def while_coming(self, name: str) -> datetime | None:
-        """Return the planned end while events of this name may come, and None after that."""
-        return self.planned_end if self.may_come(name) else None
-
     def while_unsettled(self, name: str | None) -> datetime | None:
         """Return the planned end until events of this name have come and ended; then None."""
         return None if self.is_settled(name) else self.planned_end

@@ -82,7 +82,7 @@ class AnyExpectation(
         return getattr(self, "of", None)
 
     def may_break(self, timeline: Timeline) -> bool:
-        """Return whether it may still be broken if it holds now."""
+        """Return whether it may still be broken if it holds now, and no event will come."""
         return not timeline.is_settled(self.subject)
 
 
@@ -93,10 +93,12 @@ def judge(expectation: AnyExpectation, timeline: Timeline) -> ScenarioVerdict:
         open_until = timeline.planned_end if expectation.may_break(timeline) else None
     except Unmet as unmet:
         reason, outcome, open_until = str(unmet), Outcome.FAILED, unmet.open_until
-    if open_until is not None and timeline.end > open_until:
-        open_until = None
     name = expectation.subject
     is_coming = name is not None and timeline.may_come(name)
+    if is_coming:
+        open_until = timeline.planned_end
+    if open_until is not None and timeline.end > open_until:
+        open_until = None
     if is_coming or (timeline.is_cut and open_until):
         outcome = Outcome.NOT_REACHED
     if is_coming and not timeline.get_events(name or ""):
