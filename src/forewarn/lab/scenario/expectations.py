@@ -141,11 +141,8 @@ class Shows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Source | None = None
 
     def matches(self, shown: ShownEvent) -> bool:
-        return (
-            self.type in (None, shown.type)
-            and self.status in (None, shown.status)
-            and self.source in (None, shown.source)
-        )
+        members = ("type", "status", "source")
+        return all(getattr(self, each) in (None, getattr(shown, each)) for each in members)
 
 
 class DocumentExpectation(EachEvent, frozen=True, kw_only=True, tag="document"):
