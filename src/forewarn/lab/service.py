@@ -29,7 +29,7 @@ from forewarn.lab.fault.filter import FaultFilter
 from forewarn.lab.fault.kinds import EnablementLapse, Fault
 from forewarn.lab.fault.response import NO_RESPONSE, Ending, FaultyResponse
 from forewarn.lab.fault.tcp import FilteredPolls
-from forewarn.lab.transcript import Transcript, TranscriptKind
+from forewarn.lab.transcript import SETUP, Transcript, TranscriptKind
 from forewarn.option_kind import Address
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.memory import MemoryStore
@@ -74,7 +74,7 @@ async def open_lab(setup: Setup) -> AsyncIterator["LabService"]:
     ):
         lab = LabService(setup, clock, service, scheduler)
         if setup.fleet is not None:
-            await lab.operations.apply(setup.fleet, by="lab")
+            await lab.operations.apply(setup.fleet, by=SETUP)
         service.engine.subscribe_entries(lab.transcript.add_change)
         workers = server.make_workers(Config(), service, lab.platform, "platform")
         async with server.run_together(*workers):
