@@ -108,7 +108,7 @@ def integer(least: int, most: int) -> OptionKind:
 
 def choice(choices: type[StrEnum]) -> OptionKind:
     *others, last = choices
-    return OptionKind(choices, f"{', '.join(others)} or {last}")
+    return OptionKind(lambda text: choices(text.lower()), f"{', '.join(others)} or {last}")
 
 
 def _parse_store(text: str) -> str:

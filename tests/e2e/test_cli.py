@@ -104,6 +104,7 @@ def test_shell_completes_what_the_service_knows(service: Service) -> None:
     ]
     assert complete(service.control, "history", "--what", "im") == ["impacted", "impact-failed"]
     assert complete("http://127.0.0.1:9", "vm", "restart", "w") == []
+    assert complete("http://127.0.0.1:9", "lab", "run", "spo") == ["spot-eviction"]
     assert complete(service.control, "vm", "re") == ["restart", "redeploy"]
 
 

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,8 +24,18 @@ if TYPE_CHECKING:
 
 SCENARIO_BYTES_MAX = 4 * 1024 * 1024
 
+
+def _list_names() -> list[str]:
+    """For shell completion."""
+    with suppress(Error), needs_extra("lab run"):
+        from forewarn.lab.scenario.schema import list_library
+
+        return list(list_library())
+    return []
+
+
 # fmt: off
-Scenarios = Annotated[str, typer.Argument(metavar="FILE|NAME",
+Scenarios = Annotated[str, typer.Argument(metavar="FILE|NAME", autocompletion=_list_names,
     help="A scenario file, or the name of one that comes with Forewarn.")]
 Command = Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND...]", show_default=False,
     help="The software under test; {endpoint} in it becomes the endpoint of its VM.")]

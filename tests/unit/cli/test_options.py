@@ -59,6 +59,12 @@ def test_flag_beats_variable_beats_file_beats_default(tmp_path: Path) -> None:
     assert shown["idle_seconds"] == ("75", "default")
 
 
+def test_choices_are_accepted_in_any_case(tmp_path: Path) -> None:
+    shown = show(tmp_path, "--log-level", "WARNING", env={"FOREWARN_PLATFORM": "Exec"})
+
+    assert (shown["log_level"][0], shown["platform"][0]) == ("warning", "exec")
+
+
 def test_an_empty_variable_is_not_a_value(tmp_path: Path) -> None:
     """Unit files and compose files set variables to nothing when they mean unset."""
     assert show(tmp_path, env={"FOREWARN_RATE": ""})["rate"] == ("1", "default")
