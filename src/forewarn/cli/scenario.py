@@ -86,7 +86,7 @@ def run(
     with needs_extra("lab run"):
         from forewarn.lab.scenario.html_report import render_html
         from forewarn.lab.scenario.report import Console, Verbosity, render_json, render_junit
-        from forewarn.lab.scenario.runner import RunOptions
+        from forewarn.lab.scenario.run_options import RunOptions
         from forewarn.lab.scenario.runner import run as run_scenario
 
     scenario = _load_scenario(which)

@@ -17,7 +17,8 @@ from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import ActiveFault, parse_fault
 from forewarn.lab.fault.kinds import SCHEMA
 from forewarn.lab.scenario.report import Console
-from forewarn.lab.scenario.runner import RunOptions, run
+from forewarn.lab.scenario.run_options import RunOptions
+from forewarn.lab.scenario.runner import run
 from forewarn.lab.scenario.schema import list_library, load_from_library
 from forewarn.lab.service import ADVANCE_MAX, LabService
 from forewarn.lab.transcript import TranscriptEntry

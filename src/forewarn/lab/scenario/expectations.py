@@ -71,8 +71,7 @@ class EachEvent(AnyExpectation, frozen=True, kw_only=True):
                 raise Unmet(f"{scheduled}, was {how}{more}", self._find_limit(event.at, timeline))
             durations.append(timeline.measure(event.at, found))
         if not durations:
-            why = "there was no event, or all were cancelled"
-            raise Unmet(f"nothing named {name} was {done}: {why}")
+            raise Unmet(f"nothing named {name} was {done}: no event came, or all were cancelled")
         longest, times = self._describe_time(max(durations), timeline), len(durations)
         return (f"after {longest}" if times == 1 else f"{times} times, at most {longest}") + more
 

@@ -19,7 +19,7 @@ from forewarn.lab.names import count
 from forewarn.lab.scenario.report import Console
 from forewarn.lab.scenario.schema import Scenario, list_vms
 from forewarn.lab.scenario.timeline import ENDINGS, Timeline, TrackedEvent, is_good, is_poll
-from forewarn.lab.scenario.verdict import Outcome, RunResult
+from forewarn.lab.scenario.verdict import RunResult, VerdictOutcome
 from forewarn.lab.transcript import TranscriptKind
 
 LANES_MAX, END = 100, 100.0
@@ -45,7 +45,7 @@ def render_html(scenario: Scenario, result: RunResult, console: Console) -> byte
     vms = sorted(list_vms(*scenario.fleets), key=lambda vm: vm not in busy)
     more = f"<p>{len(vms) - LANES_MAX} more VMs</p>" if len(vms) > LANES_MAX else ""
     verdicts = [(verdict.outcome, verdict.expected, verdict.reason) for verdict in result.verdicts]
-    verdicts += [(Outcome.NOT_REACHED, step, "") for step in result.skipped]
+    verdicts += [(VerdictOutcome.NOT_REACHED, step, "") for step in result.skipped]
     outcome = "passed" if result.is_passed else "failed"
     template = (resources.files(__package__) / "report.html").read_text(encoding="utf-8")
     page = Template(template).substitute(

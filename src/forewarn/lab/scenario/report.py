@@ -10,12 +10,16 @@ from forewarn.duration import format_duration
 from forewarn.junit import TestCase, render
 from forewarn.lab.names import count
 from forewarn.lab.scenario.timeline import Observation, Timeline, is_good
-from forewarn.lab.scenario.verdict import Outcome, RunResult
+from forewarn.lab.scenario.verdict import RunResult, VerdictOutcome
 from forewarn.lab.transcript import TranscriptKind
 
 SHOWN_CHARS_MAX = 200
 LINES_MAX = 2000
-COLOURS = {Outcome.PASSED: "green", Outcome.FAILED: "red", Outcome.NOT_REACHED: "yellow"}
+COLOURS = {
+    VerdictOutcome.PASSED: "green",
+    VerdictOutcome.FAILED: "red",
+    VerdictOutcome.NOT_REACHED: "yellow",
+}
 
 CHANGES = {
     "enabled": "a VM polls: Scheduled Events are enabled for the scope",
@@ -92,13 +96,13 @@ class Console:
         """Print how the run ended, and the verdicts at any verbosity."""
         self.print(result.ending)
         for step in result.skipped:
-            self.print(f"{Outcome.NOT_REACHED}  {step}")
+            self.print(f"{VerdictOutcome.NOT_REACHED}  {step}")
         for expected, reason, outcome, *_ in result.verdicts:
-            word = "FAILED" if outcome is Outcome.FAILED else str(outcome)
+            word = "FAILED" if outcome is VerdictOutcome.FAILED else str(outcome)
             self.write(f"{self.paint(word, COLOURS[outcome])}  {expected}: {reason}")
         counts = Counter(verdict.outcome for verdict in result.verdicts)
-        of = "passed (" if result.is_passed else f"FAILED ({counts[Outcome.FAILED]} of "
-        missed = counts[Outcome.NOT_REACHED]
+        of = "passed (" if result.is_passed else f"FAILED ({counts[VerdictOutcome.FAILED]} of "
+        missed = counts[VerdictOutcome.NOT_REACHED]
         more = f", {missed} not reached" if missed else ""
         whole = f"{name} {of}{count(len(result.verdicts), 'expectation')}{more})"
         self.write(self.paint(whole, "green" if result.is_passed else "red"))

@@ -6,26 +6,30 @@ import shutil
 from asyncio.subprocess import Process
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from msgspec.structs import replace
 
-from forewarn.duration import format_duration, parse_duration
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for_first
-from forewarn.errors import Error, Invalid, NotFound
+from forewarn.errors import Error, Invalid
 from forewarn.lab import azure_address
 from forewarn.lab.clock import VirtualClock
 from forewarn.lab.fault.active import parse_begin
 from forewarn.lab.scenario.guest import Guest
 from forewarn.lab.scenario.program import start_program
 from forewarn.lab.scenario.report import Console
-from forewarn.lab.scenario.schema import NEVER, START, Scenario, list_vms
+from forewarn.lab.scenario.run_options import (
+    RunOptions,
+    choose_external,
+    choose_rate,
+    describe_plan,
+)
+from forewarn.lab.scenario.schema import NEVER, START, Scenario
 from forewarn.lab.scenario.steps import FaultStep, JumpStep, ScenarioStep, Stage
 from forewarn.lab.scenario.timeline import Timeline, is_poll
-from forewarn.lab.scenario.verdict import Outcome, RunResult, ScenarioVerdict, judge
+from forewarn.lab.scenario.verdict import RunResult, ScenarioVerdict, VerdictOutcome, judge
 from forewarn.lab.service import LabService, Setup, open_lab
 from forewarn.lab.transcript import TranscriptEntry, TranscriptKind
 
@@ -34,19 +38,6 @@ MANUAL_SECONDS_MAX = 600.0
 """How long to wait for the first poll of an external VM, with a command and without one."""
 LOOK_EVERY, LOOK_EVERY_VIRTUAL = timedelta(seconds=0.25), timedelta(seconds=10)
 """How often a run looks whether everything is decided, on the real and on a virtual clock."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Overrides of the scenario file. External VMs are played by software at their listeners."""
-
-    seed: int | None = None
-    rate: float | None = None
-    external: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    is_at_azure: bool = False
-    first_poll_seconds_max: float | None = None
-    to_the_end: bool = False
 
 
 async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunResult:
@@ -98,42 +89,6 @@ async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunR
             return await runner.run(program, to_the_end=options.to_the_end)
 
 
-def choose_external(scenario: Scenario, options: RunOptions) -> tuple[str, ...]:
-    """Return the external VMs: those of the options, or else those without a model guest.
-
-    With a command there is at least one.
-    """
-    vms = list_vms(scenario.fleets[0])
-    for vm in options.external:
-        if vm not in vms:
-            raise NotFound(
-                f"there is no VM {vm!r} in {scenario.file.name}; expected one of {', '.join(vms)}",
-                vm=vm,
-            )
-    if options.external:
-        return options.external
-    free = tuple(vm for vm in vms if vm not in scenario.guests)
-    return free or (vms[:1] if options.command else ())
-
-
-def choose_rate(scenario: Scenario, options: RunOptions, external: Sequence[str]) -> float | None:
-    """Return the rate on the real clock; None for a virtual clock."""
-    if options.rate is not None:
-        return options.rate
-    if scenario.file.clock.rate is not None:
-        return float(scenario.file.clock.rate)
-    return 1.0 if external else None
-
-
-def describe_plan(until: str, rate: float | None, now: datetime) -> str:
-    """Return what a run will take, on one line."""
-    if rate is None:
-        return f"{until} in virtual time"
-    took = parse_duration(until) / rate
-    real = "" if rate == 1 else f": at most {format_duration(took)}"
-    return f"{until} at rate {rate:g}{real}, ends about {(now + took).astimezone():%H:%M}"
-
-
 async def wait_for_first_polls(
     lab: LabService,
     external: Sequence[str],
@@ -165,13 +120,13 @@ async def wait_for_first_polls(
         return None
     expected = f"{', '.join(missing)} polls its endpoint"
     if is_interrupted():
-        return ScenarioVerdict(expected, "interrupted", Outcome.NOT_REACHED)
+        return ScenarioVerdict(expected, "interrupted", VerdictOutcome.NOT_REACHED)
     reason = f"no poll within {seconds:g} s"
     if program is not None and program.returncode is not None:
         reason = f"the command ended with {program.returncode} before its first poll"
     if program is not None and not options.is_at_azure:
         reason += f"; does it call {azure_address.ADDRESS[0]}? add --at-azure-address"
-    return ScenarioVerdict(expected, reason, Outcome.FAILED)
+    return ScenarioVerdict(expected, reason, VerdictOutcome.FAILED)
 
 
 def is_interrupted() -> bool:
@@ -316,7 +271,7 @@ class Runner:
         verdicts += [self._judge_waiting(number) for number in sorted(self._waiting)]
         if program is not None and program.returncode is not None and missing is None:
             code = program.returncode
-            outcome = Outcome.FAILED if code else Outcome.PASSED
+            outcome = VerdictOutcome.FAILED if code else VerdictOutcome.PASSED
             verdicts.append(
                 ScenarioVerdict("the command does not fail", f"it ended with {code}", outcome)
             )
@@ -345,7 +300,9 @@ class Runner:
         reason = f"`{step.when}` was never true"
         if number not in self._conditions:
             reason = f"`{step.when}` was true less than {step.after or '0s'} before the end"
-        return ScenarioVerdict(f"step {number} ({step.verb}) runs", reason, Outcome.NOT_REACHED)
+        return ScenarioVerdict(
+            f"step {number} ({step.verb}) runs", reason, VerdictOutcome.NOT_REACHED
+        )
 
     def _follow(self, entry: TranscriptEntry) -> None:
         """The engine ignores errors of its listeners, so ours are raised at the end of the run."""
@@ -395,7 +352,7 @@ class Runner:
             await step.run(self._stage)
         except Error as error:
             title = f"step {number} ({step.verb}) succeeds"
-            self._refused.append(ScenarioVerdict(title, error.message, Outcome.FAILED))
+            self._refused.append(ScenarioVerdict(title, error.message, VerdictOutcome.FAILED))
         self._timeline.coming[get_event_name(step)] -= 1
 
 

@@ -69,7 +69,7 @@ class ObservedApproval(NamedTuple):
     event: TrackedEvent
 
 
-class Refusal(NamedTuple):
+class RefusedApproval(NamedTuple):
     """A POST that approved nothing, and how it was refused."""
 
     at: datetime
@@ -121,7 +121,7 @@ class Timeline:
         self.grace = GRACE if self.is_real else timedelta(0)
         self.events: dict[str, TrackedEvent] = {}
         self.approvals: list[ObservedApproval] = []
-        self.refusals: list[Refusal] = []
+        self.refusals: list[RefusedApproval] = []
         self.marks: list[TranscriptEntry] = []
         """Steps and faults."""
         self.requests: dict[str, list[TranscriptEntry]] = defaultdict(list)
@@ -250,7 +250,7 @@ def is_poll(entry: TranscriptEntry) -> bool:
     return is_get and "/scheduledevents" in entry.path.lower()
 
 
-def read_refusal(entry: TranscriptEntry) -> Refusal:
+def read_refusal(entry: TranscriptEntry) -> RefusedApproval:
     """The reason is the error in the body, unless a fault made it."""
     reason = entry.response_body
     with suppress(msgspec.DecodeError, LookupError, TypeError):
@@ -259,7 +259,7 @@ def read_refusal(entry: TranscriptEntry) -> Refusal:
     if entry.faults:
         faults = ", ".join(f"`{fault}`" for fault in entry.faults)
         how = f"got {entry.status or 'no response'} from the fault {faults}"
-    return Refusal(entry.at, entry.vm, how[:REASON_CHARS_MAX])
+    return RefusedApproval(entry.at, entry.vm, how[:REASON_CHARS_MAX])
 
 
 def is_good(entry: TranscriptEntry) -> bool:

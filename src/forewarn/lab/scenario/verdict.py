@@ -19,7 +19,7 @@ from forewarn.lab.scenario.timeline import Timeline
 from forewarn.lab.transcript import Transcript
 
 
-class Outcome(StrEnum):
+class VerdictOutcome(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     NOT_REACHED = "not reached"
@@ -30,13 +30,13 @@ class ScenarioVerdict(NamedTuple):
 
     expected: str
     reason: str
-    outcome: Outcome
+    outcome: VerdictOutcome
     seconds: float = 0.0
     open_until: datetime | None = None
 
     @property
     def is_passed(self) -> bool:
-        return self.outcome is Outcome.PASSED
+        return self.outcome is VerdictOutcome.PASSED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +89,10 @@ class AnyExpectation(
 def judge(expectation: AnyExpectation, timeline: Timeline) -> ScenarioVerdict:
     """Return the verdict if the run ended now."""
     try:
-        reason, outcome = expectation.check(timeline), Outcome.PASSED
+        reason, outcome = expectation.check(timeline), VerdictOutcome.PASSED
         open_until = timeline.planned_end if expectation.may_break(timeline) else None
     except Unmet as unmet:
-        reason, outcome, open_until = str(unmet), Outcome.FAILED, unmet.open_until
+        reason, outcome, open_until = str(unmet), VerdictOutcome.FAILED, unmet.open_until
     name = expectation.subject
     is_coming = name is not None and timeline.may_come(name)
     if is_coming:
@@ -100,7 +100,7 @@ def judge(expectation: AnyExpectation, timeline: Timeline) -> ScenarioVerdict:
     if open_until is not None and timeline.end > open_until:
         open_until = None
     if is_coming or (timeline.is_cut and open_until):
-        outcome = Outcome.NOT_REACHED
+        outcome = VerdictOutcome.NOT_REACHED
     if is_coming and not timeline.get_events(name or ""):
         reason = "the step did not run"
     return ScenarioVerdict(expectation.describe(), reason, outcome, timeline.seconds, open_until)

@@ -9,7 +9,8 @@ from typing import Any
 import uvloop
 
 from forewarn.lab.scenario.report import Console
-from forewarn.lab.scenario.runner import RunOptions, run
+from forewarn.lab.scenario.run_options import RunOptions
+from forewarn.lab.scenario.runner import run
 from forewarn.lab.scenario.schema import START, Scenario, parse_scenario
 from forewarn.lab.scenario.verdict import RunResult
 from forewarn.lab.transcript import TranscriptEntry, TranscriptKind

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.lab.scenario.verdict import Outcome, RunResult
+from forewarn.lab.scenario.verdict import RunResult, VerdictOutcome
 from tests.unit.lab.scenario.small_scenarios import WEB, play, scene, seconds
 from tests.unit.lab.scenario.timeline_builder import TimelineBuilder, at
 
@@ -206,4 +206,4 @@ def test_scenario_without_expectations_runs_to_its_end() -> None:
 
 
 def test_outcomes_are_words() -> None:
-    assert list(Outcome) == ["passed", "failed", "not reached"]
+    assert list(VerdictOutcome) == ["passed", "failed", "not reached"]

@@ -8,7 +8,7 @@ import pytest
 
 from forewarn.errors import Invalid, NotFound
 from forewarn.lab.scenario.report import Console
-from forewarn.lab.scenario.runner import RunOptions, choose_external, choose_rate
+from forewarn.lab.scenario.run_options import RunOptions, choose_external, choose_rate
 from forewarn.lab.scenario.schema import load_from_library
 from forewarn.lab.scenario.steps import ScenarioStep
 from forewarn.lab.transcript import TranscriptKind

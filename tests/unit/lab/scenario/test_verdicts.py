@@ -155,7 +155,7 @@ def test_cancelled_event_needs_no_approval() -> None:
     )
     assert (
         nothing.reason
-        == "nothing named patch was approved by a VM: there was no event, or all were cancelled"
+        == "nothing named patch was approved by a VM: no event came, or all were cancelled"
     )
 
 
@@ -176,7 +176,7 @@ def test_each_event_of_a_name_must_be_approved() -> None:
 def test_event_of_another_scope_does_not_concern_the_vm() -> None:
     verdict = approval(by="db-0").scheduled(seconds=60).ends()
 
-    assert "there was no event" in verdict.reason
+    assert "no event came" in verdict.reason
 
 
 def test_operation_without_an_event_fails_with_a_reason() -> None:
