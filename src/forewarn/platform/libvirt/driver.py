@@ -129,8 +129,9 @@ class LibvirtPlatform:
                 if state == SUSPENDED_BY_USER:
                     await domain.do(marker.resume)
                     return f"the VM was suspended: resumed; {await self._set_clock(domain)}"
-                is_off = state[0] in OFF
-                if not is_off and await self._wait_until_off(domain):  # its guest still shut down
+                is_off, is_paused = state[0] in OFF, state[0] == libvirt.VIR_DOMAIN_PAUSED
+                # A guest that runs may still shut down, as the impact has asked it to.
+                if not (is_off or is_paused) and await self._wait_until_off(domain):
                     return await self.recover(
                         host, event_id, vm, may_start=True, may_run_on=may_run_on
                     )
