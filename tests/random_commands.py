@@ -19,6 +19,7 @@ from forewarn.core.command import (
     Finish,
     HostOperation,
     Maintain,
+    NoteUnread,
     Operation,
     Redeploy,
     Release,
@@ -27,8 +28,9 @@ from forewarn.core.command import (
     Seen,
     SetMembers,
     Tick,
+    Unread,
 )
-from forewarn.core.event import Cause, EventType, ImpactState
+from forewarn.core.event import Cause, EventType, Gap, ImpactState, Status
 from forewarn.core.fleet import Approval, AutoApprove, Policy, Power, Scope, ScopeKind, Vm
 from tests.builders import NOON, guid
 
@@ -170,6 +172,18 @@ def back_of(move: Move, scope: Scope) -> Command:
     return Back(event_id=impact.event_id, vm=pick((impact.vm, impact.vm, "a"), move.second))
 
 
+def unread_of(move: Move, scope: Scope) -> Command:
+    """Some Scheduled event could not be read for a while after it was created, or cannot now."""
+    scheduled = [event for event in scope.events if event.status is Status.SCHEDULED]
+    if not scheduled:
+        return Tick()
+    event = pick(scheduled, move.first)
+    since = event.created_at + timedelta(seconds=29 * move.second - 60)
+    gap = Gap(since, since + pick((*INTERVALS, timedelta(seconds=20)), move.third))
+    is_open = move.third % 5 == 4
+    return NoteUnread((Unread(event.id, (gap,), since if is_open else None),))
+
+
 MOVES: tuple[Callable[[Move, Scope], Command], ...] = (
     lambda move, scope: Tick(),
     _operation(Restart),
@@ -197,6 +211,8 @@ MOVES: tuple[Callable[[Move, Scope], Command], ...] = (
     finish_of,
     finish_of,
     back_of,
+    unread_of,
+    unread_of,
     lambda move, scope: Seen(),
     lambda move, scope: SetMembers(
         kind=pick(tuple(ScopeKind), move.first),

@@ -1,6 +1,7 @@
 """Invariants of a scope. The property tests and the simulation check them after every step."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -9,6 +10,7 @@ from forewarn.core.event import Cause, Event, EventType, Impact, ImpactState, So
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope
 from forewarn.core.lifecycle import is_enabled
 from forewarn.core.machine import due_impacts
+from forewarn.core.readability import GAPS_MAX
 from forewarn.core.timing import Timing
 from forewarn.wire.document import body
 from forewarn.wire.versions import VERSIONS
@@ -46,15 +48,16 @@ def check_step(before: Scope, after: Scope, now: datetime) -> None:
                 event,
             )
             must(was.not_before <= event.not_before, "NotBefore only moves later", was, event)
-            is_extendable = (
-                event.status is Status.SCHEDULED and event.type is not EventType.TERMINATE
+            is_extendable = was.status is Status.SCHEDULED and (
+                event.type is not EventType.TERMINATE or event.gaps != was.gaps
             )
             must(
                 was.not_before == event.not_before or is_extendable,
-                "only Scheduled events other than Terminate are postponed",
+                "a Terminate is postponed only if it could not be read",
                 was,
                 event,
             )
+            _check_correction(was, event)
             must(set(event.resources) <= set(was.resources), "Resources only shrink", was, event)
             must(
                 set(was.approvals) <= set(event.approvals), "no approval is taken back", was, event
@@ -84,6 +87,15 @@ def check_step(before: Scope, after: Scope, now: datetime) -> None:
         must(pages(before) == pages(after), "same incarnation, same bytes")
 
 
+def _check_correction(was: Event, event: Event) -> None:
+    """A gap moves NotBefore by its length, once. An operator may postpone it further."""
+    if event.gaps == was.gaps or event.is_timed or len(event.gaps) == GAPS_MAX:
+        return
+    missed = sum((gap.until - gap.since for gap in event.gaps), timedelta(0))
+    latest = max(was.not_before, event.created_at + event.notice + missed)
+    must(event.not_before <= latest + timedelta(seconds=1), "each gap is made up once", was, event)
+
+
 def _check_starts(before: Scope, after: Scope, now: datetime) -> None:
     old = {event.id: event for event in before.events}
     for event in after.events:
@@ -93,11 +105,18 @@ def _check_starts(before: Scope, after: Scope, now: datetime) -> None:
         was_approved = was is not None and was.is_approved
         may = (
             event.cause is Cause.FAILED
-            or event.not_before <= now
+            or (event.not_before <= now and event.unreadable_since is None)
             or was_approved
             or could_be_approved(before, after, event)
         )
         must(may, "nothing starts before NotBefore without approval", event, now)
+        is_early = was_approved or could_be_approved(before, after, event)
+        must(
+            is_early or readable_seconds(event, now) >= event.notice.total_seconds(),
+            "an event starts by time only if it could be read for its minimum notice",
+            event,
+            now,
+        )
         if (
             after.policy.couple_terminates
             and event.type is EventType.TERMINATE
@@ -122,8 +141,14 @@ def could_be_approved(before: Scope, after: Scope, event: Event) -> bool:
     A commit may contain several commands, and one of them may have started or stopped a VM after
     the event was approved.
     """
-    return is_approved_by_policy(after, event) or is_approved_by_policy(
-        replace(after, vms=before.vms), event
+    old = {vm.name: vm for vm in before.vms}
+    lowest = tuple(
+        was if (was := old.get(vm.name)) is not None and was.power is not Power.RUNNING else vm
+        for vm in after.vms
+    )
+    return any(
+        is_approved_by_policy(replace(after, vms=vms), event)
+        for vms in (after.vms, before.vms, lowest)
     )
 
 
@@ -144,8 +169,8 @@ def is_approved_by_policy(scope: Scope, event: Event) -> bool:
     }[policy.approval]
 
 
-def check_state(scope: Scope, now: datetime) -> None:
-    """Invariants of a scope at rest."""
+def check_state(scope: Scope, now: datetime, *, is_ticked: bool) -> None:
+    """Invariants of a scope at rest. `is_ticked`: what is due by time has started, too."""
     must(scope.incarnation >= 1, "the incarnation is never 0")
     domains = {vm.name: vm.update_domain for vm in scope.vms}
     for event in scope.events:
@@ -175,11 +200,8 @@ def check_state(scope: Scope, now: datetime) -> None:
         must(
             event.status is Status.SCHEDULED or is_open, "an event ends with its last impact", event
         )
-    must(
-        not overdue_events(scope, now),
-        "every event that may start has started",
-        overdue_events(scope, now),
-    )
+    overdue = overdue_events(scope, now if is_ticked else None)
+    must(not overdue, "every event that may start has started", overdue)
     must(len({event.id for event in scope.events}) == len(scope.events), "ids are unique")
     must(len(scope.ended) <= 1000, "ended events are bounded")
     claimed = [impact.vm for impact in scope.impacts if impact.claimed_by]
@@ -197,8 +219,11 @@ def _check_duplicates(scope: Scope) -> None:
     must(len(set(events)) == len(events), "a VM has one event of a kind", events)
 
 
-def overdue_events(scope: Scope, now: datetime) -> list[Event]:
-    """The events that should have started by now. Deliberately independent of the machine."""
+def overdue_events(scope: Scope, now: datetime | None) -> list[Event]:
+    """The events that should have started by now. Deliberately independent of the machine.
+
+    Without `now`, those that an approval or an earlier Tick should have started.
+    """
     vms = {vm.name: vm for vm in scope.vms}
     started = [event for event in scope.events if event.status is Status.STARTED]
     silent = [impact.vm for impact in scope.impacts if scope.event(impact.event_id) is None]
@@ -216,8 +241,8 @@ def overdue_events(scope: Scope, now: datetime) -> list[Event]:
     return [event for event in due if event.source is Source.USER] + first
 
 
-def may_start(scope: Scope, event: Event, now: datetime) -> bool:
-    if now >= event.not_before:
+def may_start(scope: Scope, event: Event, now: datetime | None) -> bool:
+    if has_had_notice(event, now):
         return True
     all_down = all(vm.power is not Power.RUNNING for vm in scope.vms) and not event.is_timed
     is_waived = event.is_approved or (
@@ -230,7 +255,25 @@ def may_start(scope: Scope, event: Event, now: datetime) -> bool:
         for other in scope.events
         if other.type is EventType.TERMINATE and other.status is Status.SCHEDULED
     ]
-    return all_down or all(other.is_approved or now >= other.not_before for other in others)
+    return all_down or all(other.is_approved or has_had_notice(other, now) for other in others)
+
+
+def has_had_notice(event: Event, now: datetime | None) -> bool:
+    is_due = now is not None and event.unreadable_since is None and event.not_before <= now
+    return is_due or event.has_had_notice
+
+
+def readable_seconds(event: Event, until: datetime) -> float:
+    """For how long an event could be read, by the gaps that it has. Deliberately independent of
+    the machine: it sweeps over the edges of all gaps.
+    """
+    times = {event.created_at, until, *(time for gap in event.gaps for time in gap)}
+    edges = sorted(time for time in times if event.created_at <= time <= until)
+    return sum(
+        (after - before).total_seconds()
+        for before, after in pairwise(edges)
+        if not any(gap.since <= before < gap.until for gap in event.gaps)
+    )
 
 
 def is_all_down(scope: Scope) -> bool:

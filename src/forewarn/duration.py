@@ -29,7 +29,10 @@ def parse_duration(text: str) -> timedelta:
 
 
 def format_duration(duration: timedelta) -> str:
-    """Format a duration, to a tenth of a second, such as 1h30m."""
+    """Format a duration, to a tenth of a second, such as 1h30m, or -5s."""
+    if duration < timedelta():
+        shown = format_duration(-duration)
+        return shown if shown == "0s" else f"-{shown}"
     minutes, seconds = divmod(round(duration.total_seconds(), 1), 60)
     hours, minutes = divmod(int(minutes), 60)
     days, hours = divmod(hours, 24) if hours >= 48 else (0, hours)

@@ -10,7 +10,7 @@
     │   ├── AlreadyPending  TooManyOperations  NoticeTooShort
     │   ├── WrongStatus  ScopeBusy  VmBusy  VmDown
     │   ├── TooManyCampaigns  CampaignOver  OverBudget
-    │   └── FleetChanged  HostTaken
+    │   └── FleetChanged  HostTaken  DaemonAway
     ├── ImpactFailed
     └── Unavailable
         ├── HostUnreachable
@@ -136,6 +136,10 @@ class FleetChanged(Refused, code="fleet_changed"):
 
 class HostTaken(Refused, code="host_taken"):
     """Another daemon is connected for the host."""
+
+
+class DaemonAway(Refused, code="daemon_away"):
+    """Nothing can be done to the VMs of a host at present: its daemon is away, or cannot act."""
 
 
 class ImpactFailed(Error, code="impact_failed"):

@@ -4,7 +4,7 @@ import json
 import re
 import tempfile
 from collections import Counter
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC
 from pathlib import Path
 
@@ -269,11 +269,14 @@ class MortalJournal(UnsyncedJournal):
             raise Killed
 
 
+@dataclass
 class Step:
     """Counts its runs in `runs`."""
 
-    def __init__(self, name: str, runs: Counter[str], *, is_failing: bool) -> None:
-        self.name, self.runs, self.is_failing = name, runs, is_failing
+    name: str
+    runs: Counter[str] = field(compare=False)
+    _: KW_ONLY
+    is_failing: bool = field(compare=False)
 
     def describe(self) -> str:
         return self.name

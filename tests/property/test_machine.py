@@ -1,6 +1,7 @@
 """The rules of a scope under random stories."""
 
 from datetime import datetime, timedelta
+from random import Random
 
 import msgspec
 from hypothesis import given, settings
@@ -18,14 +19,16 @@ from forewarn.core.command import (
     Fail,
     Finish,
     Maintain,
+    NoteUnread,
     Redeploy,
     Release,
     Restart,
     Seen,
     SetMembers,
     Tick,
+    Unread,
 )
-from forewarn.core.event import EventType, ImpactState
+from forewarn.core.event import EventType, Gap, ImpactState
 from forewarn.core.fleet import Scope
 from forewarn.core.machine import (
     Group,
@@ -55,6 +58,7 @@ from tests.rules import (
     check_step,
     keeps_members_events,
     pages,
+    readable_seconds,
     without_incarnation,
 )
 
@@ -80,6 +84,7 @@ REPEATABLE = (
     Tick,
     SetMembers,
     Claim,
+    NoteUnread,
 )
 """What may be repeated after a lost reply without any effect.
 
@@ -104,12 +109,12 @@ def test_invariants_hold_after_every_command(scope: Scope, main: list[Move], rat
         if not isinstance(outcome, Outcome):
             continue
         check_step(scope, outcome.scope, now)
-        check_state(outcome.scope, now)
+        check_state(outcome.scope, now, is_ticked=isinstance(command, Tick))
         check_domains(scope, outcome.scope)
         check_back(scope, command, outcome.scope, now, timing)
         keeps_members_events(scope, command, outcome.scope)
         assert (outcome.scope == scope) == (not outcome.changes) or isinstance(
-            command, Seen | SetMembers | Release
+            command, Seen | SetMembers | Release | NoteUnread
         )
         if outcome.is_gone:
             return
@@ -140,6 +145,35 @@ def test_promise_is_kept_whatever_the_clocks_of_servers_show(
             if outcome.is_gone:
                 return
             scope = outcome.scope
+
+
+lengths = st.one_of(st.integers(1, 40), st.integers(41, 7200))
+gaps_of_a_day = st.lists(st.tuples(st.integers(-600, 7200), lengths), max_size=24)
+
+
+@settings(max_examples=300, deadline=None)
+@given(pieces=gaps_of_a_day, order=st.randoms(), more_notice=st.integers(0, 7200))
+def test_notice_is_what_could_be_read_in_whichever_order_gaps_are_noted(
+    pieces: list[tuple[int, int]], order: Random, more_notice: int
+) -> None:
+    """Each gap is made up once, and only as far as the minimum notice needs it."""
+    gaps = [Gap(NOON + a * SECOND, NOON + (a + b) * SECOND) for a, b in pieces]
+    not_before = NOON + (900 + more_notice) * SECOND
+    scope = scope_of(vm("a"), vm("b", domain=1))
+    restart = Restart(vm="a", event_id=guid(1), not_before=not_before)
+    scope = decide(scope, restart, NOON, TIMINGS[1]).scope
+    at_once = decide(scope, NoteUnread((Unread(guid(1), tuple(gaps)),)), NOON, TIMINGS[1]).scope
+    (event,) = at_once.events
+    assert event.not_before >= not_before
+    assert readable_seconds(event, event.not_before) >= 900
+    if event.not_before > not_before:
+        assert readable_seconds(event, event.not_before - SECOND) < 900, "not a second too much"
+    assert len(event.gaps) <= 16
+    apart = all(b >= 15 for _, b in pieces) and len(pieces) <= 16
+    if apart:  # shorter gaps count only with a neighbor that is known at the same time
+        for gap in order.sample([*gaps, *gaps], 2 * len(gaps)):
+            scope = decide(scope, NoteUnread((Unread(guid(1), (gap,)),)), NOON, TIMINGS[1]).scope
+        assert [each.not_before for each in scope.events] == [event.not_before]
 
 
 ON_ONE_VM = (

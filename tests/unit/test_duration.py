@@ -51,6 +51,9 @@ def test_other_text_is_rejected_by_type_and_parser(text: str) -> None:
         (90061, "25h1m1s"),
         (604800, "7d"),
         (176401, "2d1h1s"),
+        (-5, "-5s"),
+        (-3605, "-1h5s"),
+        (-0.01, "0s"),
     ],
 )
 def test_duration_is_formatted_as_files_write_it(seconds: float, words: str) -> None:

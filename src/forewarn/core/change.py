@@ -29,6 +29,9 @@ class ChangeKind(StrEnum):
     MOVED = "moved"
     UPDATED = "updated"
     RETIRED = "retired"
+    UNSERVED = "unserved"
+    """A VM that polls gets only errors, or has stopped polling when it moved."""
+    SERVED = "served"
     CAMPAIGN = "campaign"
     """A campaign changed; the detail has its id and what happened."""
     TOKEN_CREATED = "token-created"  # noqa: S105

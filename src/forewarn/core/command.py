@@ -4,11 +4,12 @@ A command that creates something carries its id, so repeating it after a lost re
 """
 
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 
-from forewarn.core.event import Cause, EventType
-from forewarn.core.fleet import Policy, ScopeKind, Vm
+from forewarn.core.event import Cause, EventType, Gap
+from forewarn.core.fleet import Policy, Power, ScopeKind, Vm
 
 
 class _VmOperation(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,11 +89,19 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker claims an impact that is due."""
+    """A worker claims an impact that is due.
+
+    `stop_seconds` is how long its platform may still act on the VM after the call was canceled.
+    `host` is the host whose daemon will carry it out; empty: the server itself. `tries` is how many
+    there were when that was decided: another try since may be at another daemon. None: any number.
+    """
 
     event_id: str
     vm: str
     worker: str
+    stop_seconds: float = 0.0
+    host: str = ""
+    tries: int | None = None
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +119,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """A worker reports the result of its attempt. `problem` is empty on success.
 
     `host` is where the VM is now, if it moved; `detail` is for the history only. `is_back` is
-    False if the VM was restarted and may still boot.
+    False if the VM was restarted and may still boot. `is_final`: a retry would fail as well.
     """
 
     event_id: str
@@ -121,6 +130,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     detail: str = ""
     is_back: bool = True
+    is_final: bool = False
 
 
 class Abandon(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +138,13 @@ class Abandon(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     problem: str
+
+
+class SetPower(msgspec.Struct, frozen=True, kw_only=True):
+    """The VMs on this host have this power: an operator says so, and nothing else can."""
+
+    host: str
+    power: Power
 
 
 class Back(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +160,35 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time has passed."""
+    """Time has passed. The only command that starts an event because its NotBefore is reached.
+
+    `shown_at`: until then, all times in which these `events` could not be read are stored with
+    them. Nothing with a later NotBefore starts, and no other event: its announcement may have been
+    committed late. None: nothing was unreadable.
+    """
+
+    shown_at: datetime | None = None
+    events: frozenset[str] | None = None
+
+    def covers(self, event_id: str) -> bool:
+        return self.events is None or event_id in self.events
+
+
+class Unread(NamedTuple):
+    """When the VMs of an event could not read it; `since`: they cannot now."""
+
+    event_id: str
+    gaps: tuple[Gap, ...] = ()
+    since: datetime | None = None
+
+
+class NoteUnread(msgspec.Struct, frozen=True):
+    """Store with these events when they could not be read, and postpone them if necessary.
+
+    Repeated, or with gaps that are known already, it changes nothing.
+    """
+
+    events: tuple[Unread, ...]
 
 
 class SetMembers(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,9 +238,11 @@ Command = (
     | Release
     | Finish
     | Abandon
+    | SetPower
     | Back
     | Seen
     | Tick
+    | NoteUnread
     | SetMembers
     | UpdateMembers
     | Retire

@@ -58,6 +58,8 @@ class Draft:
     def begin(self, now: datetime, timing: Timing) -> None:
         """Begin a command: what was decided before it is the scope that it finds."""
         self.before, self.now, self.timing = self.build(), now, timing
+        self.due_until: datetime | None = None  # a Tick sets both
+        self.may_be_due: Callable[[str], bool] = lambda event_id: True
         self.changes: list[Change] = []
         self.no_event: NoEvent | None = None
         self.is_gone = False

@@ -3,8 +3,9 @@
 No rules here: those are in `machine.py`.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -64,7 +65,8 @@ USER_CAUSES = (Cause.RESTART, Cause.REDEPLOY, Cause.DELETION)
 
 def is_move(type_: EventType, cause: Cause) -> bool:
     """Whether the VM should be on another host after the impact."""
-    return type_ is EventType.REDEPLOY or cause is Cause.FAILED
+    is_live_migration = type_ is EventType.FREEZE and cause is Cause.LIVE_MIGRATION
+    return type_ is EventType.REDEPLOY or cause is Cause.FAILED or is_live_migration
 
 
 UNKNOWN_SECONDS = -1
@@ -88,7 +90,9 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     `event_id` is the id of the event, or of the silent operation. `claimed_by` is the worker that
     holds it; `due_at` is when it may be claimed, or was; while its VM boots, it is when the wait
     ends. `tries` identifies the attempt. `first_failed_at` is when the retry window began; `lost`
-    counts the claims whose server was lost.
+    counts the claims whose server was lost. `stop_seconds` is how long the platform may still act
+    after the server that holds the claim was lost. `host` is the host whose daemon carries out the
+    last try; empty if a server does.
     """
 
     event_id: str
@@ -103,6 +107,8 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     detail: str = ""
     first_failed_at: datetime | None = None
     lost: int = 0
+    stop_seconds: float = 0.0
+    host: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -114,11 +120,21 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return self.state is ImpactState.CLAIMED and self.claimed_by != ""
 
 
+class Gap(NamedTuple):
+    """A time in which a VM could not read what was committed."""
+
+    since: datetime
+    until: datetime
+
+
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What the VMs of a scope see. All its resources are in one scope and one update domain.
 
     `host` is the host under maintenance, empty for an event of the VM itself. `is_timed`: the
     requester chose NotBefore, so only an approval by a guest or an operator starts it earlier.
+    `notice` is the minimum notice that was announced. Its VMs could not read the event in `gaps`,
+    and cannot since `unreadable_since`: see `readability.py`. `has_had_notice`: NotBefore was
+    reached, so it starts as soon as no other update domain holds it.
     """
 
     id: str
@@ -137,6 +153,10 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     approvals: tuple[str, ...] = ()
     is_approved: bool = False
     is_timed: bool = False
+    notice: timedelta = timedelta(0)
+    gaps: tuple[Gap, ...] = ()
+    unreadable_since: datetime | None = None
+    has_had_notice: bool = False
 
 
 class EndReason(StrEnum):

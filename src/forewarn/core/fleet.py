@@ -39,6 +39,16 @@ class AutoApprove(StrEnum):
     ALL_INSTANCES_DOWN = "all-instances-down"
 
 
+class RedeployMethod(StrEnum):
+    """How a VM is moved: live, and stopped once if that is not possible; live or not at all; or
+    stopped once, without a try to migrate it live.
+    """
+
+    LIVE = "live"
+    LIVE_ONLY = "live-only"
+    COLD = "cold"
+
+
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many VMs of a scope may be unavailable at a time: a number or a percentage."""
 
@@ -66,17 +76,27 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_operations_max: int = 100
     max_unavailable: Budget | None = None
     failed_hardware: EventType = EventType.REBOOT
+    redeploy: RedeployMethod = RedeployMethod.LIVE
 
 
 DEFAULT_POLICY = Policy()
 
 
 class Power(StrEnum):
-    """Whether a VM runs. A stopped VM stays assigned to its host; a deallocated VM does not."""
+    """Whether a VM runs. A stopped VM stays assigned to its host; a deallocated VM does not.
+
+    It is unknown for a VM whose host has no daemon any more, and went on running: it gets notice
+    like one that runs.
+    """
 
     RUNNING = "running"
     STOPPED = "stopped"
     DEALLOCATED = "deallocated"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_off(self) -> bool:
+        return self in (Power.STOPPED, Power.DEALLOCATED)
 
 
 class Instance(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -121,6 +141,8 @@ class Vm(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
 
     `name` is its entry in Resources and its name in `/metadata/instance`, not its hostname. `host`
     is where it is now. `declared_host` is in records of earlier versions, and not used.
+    `is_address_taken`: its host reports an address that another VM had before, so requests from
+    there are not this VM's while the other one runs.
     """
 
     name: str
@@ -132,10 +154,15 @@ class Vm(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
     fault_domain: int = 0
     instance: Instance = DEFAULT_INSTANCE
     declared_host: str = ""
+    is_address_taken: bool = False
 
 
 class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A delivery group: all its VMs see one document. Events are in order of creation."""
+    """A delivery group: all its VMs see one document. Events are in order of creation.
+
+    `is_reported`: a host's report has created it, and no fleet has changed it since. Such a scope
+    goes with its last VM.
+    """
 
     name: str
     kind: ScopeKind = msgspec.field(default_factory=lambda: ScopeKind.VM)
@@ -146,6 +173,7 @@ class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     ended: tuple[Ended, ...] = ()
     incarnation: int = 1
     seen_at: datetime | None = None
+    is_reported: bool = False
 
     def vm(self, name: str) -> Vm | None:
         return next((vm for vm in self.vms if vm.name == name), None)

@@ -157,7 +157,7 @@ def claim(draft: Draft, command: Claim) -> None:
     if impact is None or impact.is_over:
         return
     others = [other for other in draft.impacts_of(impact.vm) if not other.is_over]
-    if next_due(others, draft.now) is not impact:
+    if next_due(others, draft.now) is not impact or command.tries not in (None, impact.tries):
         return
     if impact.lost >= TRIES_MAX:
         draft.fail(impact, f"abandoned after {impact.lost} claims that never finished")
@@ -169,6 +169,8 @@ def claim(draft: Draft, command: Claim) -> None:
             claimed_by=command.worker,
             tries=impact.tries + 1,
             due_at=draft.now,
+            stop_seconds=command.stop_seconds,
+            host=command.host,
         )
     )
     event = draft.events.get(impact.event_id, impact)
@@ -203,7 +205,7 @@ def finish(draft: Draft, command: Finish) -> None:
     detail = "\n".join(filter(None, (command.problem, command.detail)))
     draft.record(ChangeKind.IMPACT_FAILED, event, vm=impact.vm, detail=detail)
     problem = shorten(command.problem)
-    due_at = retry_at(impact, draft.now, draft.timing)
+    due_at = None if command.is_final else retry_at(impact, draft.now, draft.timing)
     if due_at is None:
         draft.fail(impact, problem)
         return
@@ -240,7 +242,9 @@ def back(draft: Draft, command: Back) -> None:
 
 
 def tick(draft: Draft, command: Tick) -> None:
-    """End the wait for VMs that have not come back in time. `settle` does everything else."""
+    """End the wait for VMs that have not come back in time. `settle` starts what is due."""
+    draft.due_until = min(draft.now, command.shown_at or draft.now)
+    draft.may_be_due = command.covers
     seconds = draft.timing.back_limit.total_seconds()
     for impact in list(draft.impacts.values()):
         if impact.state is ImpactState.BOOTING and impact.due_at <= draft.now:

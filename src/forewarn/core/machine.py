@@ -2,8 +2,8 @@
 
 States of an event:
 
-                          approved as the policy requires, or NotBefore reached,
-                          and no other update domain under impact         all impacts over
+                          approved as the policy requires, or NotBefore reached by a
+                          Tick, and no other update domain under impact   all impacts over
     (command) --> Scheduled ------------------------------------> Started -----------> gone
                      |                                                ^
                      | canceled, or no VM left in Resources           | failed hardware
@@ -26,9 +26,10 @@ A VM has one impact at a time, in the order of creation (`lifecycle.claimable`).
 is still under impact, so the event stays in the document; but no worker holds a claim.
 
 Every command takes the same three steps: apply its own rule; `settle`, that is, start everything
-that may start now; increment the incarnation if the document has changed. So no event that is due
-is left waiting after any command, and one incarnation always means one document. A command that is
-already true changes nothing and is not an error.
+that may start now; increment the incarnation if the document has changed. So one incarnation always
+means one document. Only a Tick makes an event due, because its sender knows whether the VMs could
+read the event until then (`readability.py`). Every command starts what is approved or was found due
+before. A command that is already true changes nothing and is not an error.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,11 +40,11 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.core import command as commands
-from forewarn.core import lifecycle, membership, scheduling
+from forewarn.core import lifecycle, membership, readability, scheduling
 from forewarn.core.change import Change
 from forewarn.core.draft import Draft
 from forewarn.core.event import Event, EventType, Impact, ImpactState, NoEvent, Source, Status
-from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind
+from forewarn.core.fleet import Approval, AutoApprove, Scope, ScopeKind
 from forewarn.core.timing import Timing
 
 RULES: dict[type[commands.Command], Callable[[Draft, Any], None]] = {
@@ -65,8 +66,10 @@ RULES: dict[type[commands.Command], Callable[[Draft, Any], None]] = {
     commands.Back: lifecycle.back,
     commands.Seen: lifecycle.seen,
     commands.Tick: lifecycle.tick,
+    commands.NoteUnread: readability.note_unread,
     commands.SetMembers: membership.set_members,
     commands.UpdateMembers: membership.update_members,
+    commands.SetPower: membership.set_power,
     commands.Retire: membership.retire,
 }
 
@@ -117,8 +120,9 @@ def decide(
     RULES[type(command)](draft, command)
     settle(draft)
     after = draft.build()
-    if after.kind is ScopeKind.VM and scope.vms and not after.vms:
-        draft.is_gone = True  # the scope of a standalone VM goes with it
+    goes_with_last_vm = after.kind is ScopeKind.VM or after.is_reported
+    if goes_with_last_vm and scope.vms and not after.vms:
+        draft.is_gone = True
     if after.events != scope.events:
         has_changed = visible(after) != visible(group.shown)
         draft.scope = replace(after, incarnation=group.shown.incarnation + has_changed)
@@ -147,14 +151,17 @@ def visible(scope: Scope) -> tuple[object, ...]:
 
 
 def settle(draft: Draft) -> None:
-    """Mark the events that are approved by now, and start all that may start, in a fixed order."""
+    """Mark the events that are approved or due by now, and start all that may start, in order."""
     if all(event.status is Status.STARTED for event in draft.events.values()):
         return
     for event in newly_approved(draft.build()):
         draft.put_event(replace(event, is_approved=True))
+    for event in newly_due(draft.build(), draft.due_until):
+        if draft.may_be_due(event.id):
+            draft.put_event(replace(event, has_had_notice=True))
     scope = draft.build()
-    for event in select_startable(scope, ready_events(scope, draft.now)):
-        draft.start(event, start_reason(event, draft.now))
+    for event in select_startable(scope, ready_events(scope)):
+        draft.start(event, start_reason(event))
 
 
 def newly_approved(scope: Scope) -> list[Event]:
@@ -166,7 +173,7 @@ def newly_approved(scope: Scope) -> list[Event]:
     ]
     if not open_events:
         return []
-    running = {vm.name for vm in scope.vms if vm.power is Power.RUNNING}
+    running = {vm.name for vm in scope.vms if not vm.power.is_off}
     return [event for event in open_events if is_approved(scope.policy.approval, running, event)]
 
 
@@ -181,17 +188,39 @@ def is_approved(approval: Approval, running: set[str], event: Event) -> bool:
             return votes == len(running) > 0
 
 
-def ready_events(scope: Scope, now: datetime) -> list[Event]:
+def newly_due(scope: Scope, due_until: datetime | None) -> list[Event]:
+    """The events whose NotBefore a Tick finds reached, and whose VMs could read them until then.
+
+    An event that another update domain holds is marked too, so that it starts in the commit that
+    ends the other: between two commits, the scope would look as if nothing were under impact.
+    """
+    if due_until is None:
+        return []
+    return [event for event in unnoticed_events(scope) if event.not_before <= due_until]
+
+
+def unnoticed_events(scope: Scope) -> list[Event]:
+    """The Scheduled events that a Tick at their NotBefore is to mark."""
+    return [
+        event
+        for event in scope.events
+        if event.status is Status.SCHEDULED
+        and not event.has_had_notice
+        and event.unreadable_since is None
+    ]
+
+
+def ready_events(scope: Scope) -> list[Event]:
     """The events whose VMs have had their notice, have approved, or are all down."""
     scheduled = [event for event in scope.events if event.status is Status.SCHEDULED]
     if not scheduled:
         return []
     is_down = are_all_down(scope)
-    must_wait = not is_down and are_deletions_held(scope, scheduled, now)
+    must_wait = not is_down and are_deletions_held(scope, scheduled)
     return [
         event
         for event in scheduled
-        if event.not_before <= now
+        if event.has_had_notice
         or (
             (event.is_approved or (is_down and not event.is_timed))
             and not (must_wait and event.type is EventType.TERMINATE)
@@ -203,19 +232,19 @@ def are_all_down(scope: Scope) -> bool:
     """Whether all instances are down and the policy lets events start then."""
     if AutoApprove.ALL_INSTANCES_DOWN not in scope.policy.auto_approve:
         return False
-    return all(vm.power is not Power.RUNNING for vm in scope.vms)
+    return all(vm.power.is_off for vm in scope.vms)
 
 
-def are_deletions_held(scope: Scope, scheduled: list[Event], now: datetime) -> bool:
+def are_deletions_held(scope: Scope, scheduled: list[Event]) -> bool:
     """Whether approved deletions wait until all deletions of the scope are approved or due."""
     if not scope.policy.couple_terminates:
         return False
     deletions = (event for event in scheduled if event.type is EventType.TERMINATE)
-    return any(not event.is_approved and event.not_before > now for event in deletions)
+    return any(not event.is_approved and not event.has_had_notice for event in deletions)
 
 
-def start_reason(event: Event, now: datetime) -> str:
-    if event.not_before <= now:
+def start_reason(event: Event) -> str:
+    if event.has_had_notice:
         return "NotBefore has been reached"
     if event.is_approved:
         return f"approved by {', '.join(event.approvals)}"
@@ -260,12 +289,15 @@ def domains_under_impact(scope: Scope) -> set[int]:
 def next_deadline(scope: Scope) -> datetime | None:
     """When to tick: the nearest NotBefore, or the end of the wait for a VM that boots.
 
-    Held events start when the event before them ends.
+    An event that cannot be read waits until it can, and holds no other.
     """
-    scheduled = [event for event in scope.events if event.status is Status.SCHEDULED]
-    times = [event.not_before for event in select_startable(scope, scheduled)]
-    times += [impact.due_at for impact in booting_impacts(scope)]
+    times = start_times(scope) + [impact.due_at for impact in booting_impacts(scope)]
     return min(times, default=None)
+
+
+def start_times(scope: Scope) -> list[datetime]:
+    """NotBefore of the Scheduled events that no Tick has found due."""
+    return [event.not_before for event in unnoticed_events(scope)]
 
 
 def next_impact_at(

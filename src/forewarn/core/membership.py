@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
-from forewarn.core.command import Retire, SetMembers, UpdateMembers
+from forewarn.core.command import Retire, SetMembers, SetPower, UpdateMembers
 from forewarn.core.draft import Draft
 from forewarn.core.event import is_move
 from forewarn.core.fleet import Policy, Power, Scope, ScopeKind, Vm
@@ -27,6 +27,8 @@ def set_members(draft: Draft, command: SetMembers) -> None:
         )
     for vm in vms:
         refuse_new_domain(scope, before.get(vm.name), vm)
+    if (scope.kind, scope.policy, scope.vms) != (command.kind, command.policy, vms):
+        draft.scope = replace(draft.scope, is_reported=False)
     change_members(draft, command.kind, command.policy, vms)
 
 
@@ -69,6 +71,18 @@ def update_members(draft: Draft, command: UpdateMembers) -> None:
             draft.finish(impact, command.host, f"found running on {command.host}")
 
 
+def set_power(draft: Draft, command: SetPower) -> None:
+    scope = draft.scope
+    vms = tuple(
+        replace(vm, power=command.power)
+        if vm.host == command.host and vm.power is not Power.DEALLOCATED
+        else vm
+        for vm in scope.vms
+    )
+    if vms != scope.vms:
+        change_members(draft, scope.kind, scope.policy, vms)
+
+
 def merge_reported(scope: Scope, old: Vm | None, vm: Vm) -> Vm:
     """The VM as its host reports it. One that was deallocated stays that until it runs again.
 
@@ -102,7 +116,14 @@ def merge_vm(old: Vm | None, vm: Vm, *, is_file: bool) -> Vm:
     if old is None:
         return vm
     host = (old.host if is_file else "") or vm.host or old.host
-    return replace(vm, power=old.power, host=host, declared_host=old.declared_host)
+    is_address_taken = old.is_address_taken and vm.address == old.address
+    return replace(
+        vm,
+        power=old.power,
+        host=host,
+        declared_host=old.declared_host,
+        is_address_taken=is_address_taken,
+    )
 
 
 def refuse_new_domain(scope: Scope, old: Vm | None, new: Vm) -> None:

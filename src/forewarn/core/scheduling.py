@@ -85,7 +85,7 @@ def operate(draft: Draft, command: commands.UserOperation) -> None:
 def why_no_event(draft: Draft, vm: Vm, notice: timedelta | None) -> NoEvent | None:
     """Why an operation on this VM runs at once; None if it is announced."""
     scope = draft.scope.name
-    if vm.power is not Power.RUNNING:
+    if vm.power.is_off:
         return NoEvent(NoEventCode.VM_DOWN, f"{vm.name} is {vm.power}")
     if not is_enabled(draft.scope, draft.now, draft.timing):
         limit = format_duration(draft.timing.enabled_for)
@@ -290,6 +290,7 @@ def announce(
         created_at=draft.now,
         host=host,
         is_timed=requested is not None,
+        notice=notice,
     )
     draft.put_event(event)
     detail = f"{event.type} of {', '.join(event.resources)}"
@@ -306,7 +307,7 @@ def extend(draft: Draft, command: commands.Extend) -> None:
     why = f"this {event.type} can only be postponed"
     not_before = not_before_of(draft, command.not_before, notice, why)
     if not_before != event.not_before:
-        event = replace(event, not_before=not_before, is_timed=True)
+        event = replace(event, not_before=not_before, is_timed=True, has_had_notice=False)
         draft.put_event(event)
         detail = f"to {not_before:%Y-%m-%dT%H:%M:%SZ}"
         draft.record(ChangeKind.EXTENDED, event, detail=detail)

@@ -48,6 +48,11 @@ class Timing(msgspec.Struct, frozen=True):
     until `retry_window` has passed since its first failure. Retries are between servers and
     platforms, so a rate does not change them. A VM that was restarted has `back_limit` to come
     back; 0: nothing waits for it.
+
+    A time of at least `gap_min` in which an event could not be read does not count as notice; for
+    a Preempt, `gap_min_preempt`. While an event is Scheduled, a server confirms every `shown_every`
+    that VMs can read it; while a Preempt is, every `shown_every_preempt`. These are between servers
+    and hosts, too, so a rate does not change them.
     """
 
     notice: Mapping[EventType, timedelta] = NOTICE
@@ -60,6 +65,14 @@ class Timing(msgspec.Struct, frozen=True):
     retry_max: timedelta = timedelta(seconds=60)
     retry_window: timedelta = RETRY_WINDOW
     back_limit: timedelta = BACK_LIMIT
+    gap_min: timedelta = timedelta(seconds=15)
+    gap_min_preempt: timedelta = timedelta(seconds=3)
+    shown_every: timedelta = timedelta(seconds=5)
+    shown_every_preempt: timedelta = timedelta(seconds=1)
+
+    def gap_min_of(self, type_: EventType) -> timedelta:
+        """The shortest time without a readable document that does not count as notice."""
+        return self.gap_min_preempt if type_ is EventType.PREEMPT else self.gap_min
 
     @classmethod
     def at_rate(

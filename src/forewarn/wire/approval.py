@@ -11,8 +11,10 @@ from forewarn.errors import Invalid
 
 EVENT_ID_LENGTH_MAX = 64
 ENTRIES_MAX = 1000
-DECODER = msgspec.json.Decoder(float_hook=str)
-"""No member is a number; one that is out of range, such as 1e999, is ignored like any other."""
+DECODER = msgspec.json.Decoder(float_hook=lambda text: None)
+"""No member is a number; one that is out of range, such as 1e999, is ignored like any other. An
+EventId that is a number is not a text.
+"""
 SHAPE = '{"StartRequests":[{"EventId":"<id>"}]}'
 
 

@@ -231,6 +231,16 @@ def test_claim_belongs_to_one_worker_until_it_is_released() -> None:
     assert run(scope, claim(worker="w2")).impacts[0].claimed_by == "w2"
 
 
+def test_claim_that_was_decided_before_another_attempt_is_not_granted() -> None:
+    """That attempt may be at the daemon of another host, and its worker knows which."""
+    begun = replace(claim(worker="w1"), host="host-a", tries=0)
+    scope = run(scope_of(), restart(), approve("web-0"), begun, Release(worker="w1"))
+
+    assert run(scope, replace(claim(worker="w2"), host="host-b", tries=0)) == scope
+    (impact,) = run(scope, replace(claim(worker="w2"), host="host-a", tries=1)).impacts
+    assert (impact.claimed_by, impact.host, impact.tries) == ("w2", "host-a", 2)
+
+
 def test_worker_that_claims_a_released_impact_begins_a_new_attempt() -> None:
     """The result of the old attempt must not be taken for that of the new one."""
     scope = run(scope_of(), restart(), approve("web-0"), claim(), Release(worker="w1"), claim())
@@ -587,6 +597,14 @@ def test_failed_impact_is_retried_until_the_window_ends() -> None:
     assert waits == [5, 10, 20, 40, 60, 60, 60, 45]
     assert at - NOON == STANDARD.retry_window
     assert scope.ended[-1].how is EndReason.FAILED
+
+
+def test_failure_that_is_final_is_not_retried() -> None:
+    """The VM cannot move, say: nothing changes that within the window."""
+    failure = finish(problem="web-0 cannot leave host-a", is_final=True)
+    scope = run(scope_of(), restart(), approve("web-0"), claim(), failure)
+
+    assert (scope.events, scope.ended[-1].how) == ((), EndReason.FAILED)
 
 
 def test_first_failure_is_final_without_a_retry_window() -> None:

@@ -120,3 +120,10 @@ def test_deeply_nested_json_is_refused() -> None:
     """A guest must not be able to stop the server with brackets."""
     with pytest.raises(Invalid, match="recursion depth exceeded"):
         parse(b'{"DocumentIncarnation":' + b"[" * 100_000)
+
+
+@pytest.mark.parametrize("number", [b"0", b"0.0", b"1e999"])
+def test_event_id_that_is_a_number_is_refused(number: bytes) -> None:
+    """It must not become a text by the way in which numbers are read."""
+    with pytest.raises(Invalid):
+        parse(b'{"StartRequests":[{"EventId":%b}]}' % number)
