@@ -164,9 +164,10 @@ def test_a_ca_file_that_is_no_pem_is_refused(tmp_path: Path, content: str) -> No
     assert "cannot read" in refusal("etcd://127.0.0.1:1/p", Invalid, missing)
 
 
-def etcdctl(cluster: EtcdCluster, *words: str) -> None:
+def etcdctl(cluster: EtcdCluster, *words: str) -> str:
     endpoints = f"--endpoints={cluster.members[0].client}"
-    subprocess.run(["etcdctl", endpoints, *words], check=True, capture_output=True)
+    command = ["etcdctl", endpoints, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def test_a_user_with_a_role_for_the_prefix_is_sufficient(tmp_path: Path) -> None:
@@ -239,6 +240,23 @@ def test_a_check_of_a_mistyped_prefix_creates_nothing() -> None:
             await open_store(cluster.url(prefix), may_create=False)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("content", [None, "scopes: 7"])
+def test_service_with_a_wrong_fleet_file_leaves_no_key_in_etcd(
+    tmp_path: Path, content: str | None
+) -> None:
+    """The next try may name another prefix, and this one would look like a store in use."""
+    cluster, prefix = shared_etcd(), uuid4().hex
+    file = tmp_path / "fleet.yaml"
+    if content is not None:
+        file.write_text(content)
+    command = ("serve", "--store", cluster.url(prefix), "--fleet", str(file))
+    refused = forewarn(*command, "--metadata", "127.0.0.1:0", "--control", "127.0.0.1:0")
+
+    assert refused.returncode != 0
+    assert str(file) in refused.stderr
+    assert etcdctl(cluster, "get", "--prefix", prefix) == ""
 
 
 def test_a_layout_of_a_newer_version_is_refused() -> None:

@@ -54,6 +54,8 @@ CHANGES_MAX = 10_000
 """A watch that is at most this many changes behind is not compacted."""
 POSITION_MAX = 2**63 - 1
 LEASE_KEY = "lease/{}"
+HELD_SHARE = 2 / 3
+"""The share of its ttl for which a lease that is not renewed is held."""
 
 
 def steady_seconds() -> float:
@@ -113,8 +115,9 @@ class Lease:
     States:  HELD -> LOST, by release, by deletion of the record, or because no renewal succeeded
     for two thirds of the ttl. It is never held again: acquire a new one.
 
-    The store renews it every third of the ttl, without a new revision. The holder stops at two
-    thirds, and another process can acquire the lease after the full ttl, so no two overlap. A
+    The store renews it every third of the ttl, without a new revision. The holder begins to stop at
+    two thirds, and another process can acquire the lease after the full ttl. What takes longer to
+    stop than the last third needs a wait of its own: see `takeover_delay` of the engine. A
     commit that must not happen without the lease carries `RevisionCheck(lease.key,
     lease.revision)`.
     """
@@ -151,7 +154,7 @@ class Lease:
 
     def renew(self, at: float) -> None:
         """Called by the store: a renewal that began at this monotonic time has succeeded."""
-        self._held_until = at + self.ttl_seconds * 2 / 3
+        self._held_until = at + self.ttl_seconds * HELD_SHARE
 
     def end(self) -> None:
         """Called by the store: the lease is lost."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Self
 from uuid import uuid4
@@ -29,9 +29,10 @@ from forewarn.store.base import (
 from forewarn.store.etcd_client import EtcdClient
 from forewarn.store.etcd_layout import (
     FIRST_SEGMENT,
+    Layout,
     begin,
     is_absent,
-    segment_number,
+    parse_count,
     span,
     transaction,
 )
@@ -61,7 +62,7 @@ class EtcdStore(LeaseKeeper):
     def __init__(self, client: EtcdClient, prefix: str, retention_seconds: float) -> None:
         super().__init__(steady_seconds)
         self._client = client
-        self._prefix = prefix
+        self._layout = Layout(prefix)
         self._segment = FIRST_SEGMENT
         self._values_in_segment = 0
         self._quiet = (0, 0)
@@ -69,13 +70,19 @@ class EtcdStore(LeaseKeeper):
 
     @classmethod
     async def open(
-        cls, addresses: Sequence[str], prefix: str, options: EtcdOptions, *, may_create: bool = True
+        cls,
+        addresses: Sequence[str],
+        prefix: str,
+        options: EtcdOptions,
+        before_create: Callable[[], None],
+        *,
+        may_create: bool = True,
     ) -> Self:
         """Use the prefix, or begin a new store there. Reject a prefix with other keys."""
         client = EtcdClient(addresses, options)
         try:
             await client.connect()
-            await begin(client, prefix, may_create=may_create)
+            await begin(client, prefix, before_create, may_create=may_create)
         except BaseException:
             await client.close()
             raise
@@ -92,13 +99,13 @@ class EtcdStore(LeaseKeeper):
         first, end = span(self._key("record", prefix))
         page = rpc.RangeRequest(key=first, range_end=end, limit=PAGE_FIRST)
         page.revision, found, segments = await self._read(page, self._newest())
-        records = [self._record(each) for each in found.kvs]
+        records = self._records(found.kvs)
         while found.more:  # ends: each page starts after the last key of the one before
             size = sum(len(each.value) for each in found.kvs) // len(found.kvs) + 1
             page.limit = max(1, min(PAGE_BYTES // size, PAGE_MAX))
             page.key = found.kvs[-1].key + b"\0"
             found = await self._client.read(page)
-            records += map(self._record, found.kvs)
+            records += self._records(found.kvs)
         self._revision(segments)
         return Snapshot(page.revision, tuple(records))
 
@@ -117,7 +124,7 @@ class EtcdStore(LeaseKeeper):
             response = await self._client.write(request)
             if response.succeeded:
                 if segment == self._segment:
-                    before = int(response.responses[0].response_put.prev_kv.value or 0)
+                    before = parse_count(response.responses[0].response_put.prev_kv.value)
                     self._values_in_segment = max(self._values_in_segment, before) + has_value
                     if self._values_in_segment >= SEGMENT_VALUES:
                         self._enter(segment + 1)  # the next commit begins it
@@ -156,7 +163,7 @@ class EtcdStore(LeaseKeeper):
             batch = keys[start : start + TRIM_OPERATIONS]
             await self._client.write(transaction(rpc.DeleteRangeRequest(key=key) for key in batch))
         if keys:  # the segments before the last deleted value are empty now
-            first, last = self._key("segment", ""), keys[-1].split(b"/")[-2].decode()
+            first, last = self._key("segment", ""), self._layout.segment_of_value(keys[-1])
             empty = rpc.DeleteRangeRequest(key=first, range_end=self._key("segment", last))
             await self._client.write(transaction([empty]))
         return len(keys)
@@ -187,11 +194,11 @@ class EtcdStore(LeaseKeeper):
         await self._client.close()
 
     def _key(self, kind: str, name: str) -> bytes:
-        return f"{self._prefix}/{kind}/{name}".encode()
+        return self._layout.key(kind, name)
 
-    def _record(self, found: Any) -> Record:
-        key = found.key[len(self._key("record", "")) :].decode()
-        return Record(key, found.value, found.mod_revision)
+    def _records(self, found: Iterable[Any]) -> list[Record]:
+        named = ((self._layout.record_name(each.key), each) for each in found)
+        return [Record(n, each.value, each.mod_revision) for n, each in named if n is not None]
 
     async def _read(self, *ranges: Any) -> tuple[Any, ...]:
         """The revision of etcd, and the results of several ranges as of that revision."""
@@ -204,13 +211,20 @@ class EtcdStore(LeaseKeeper):
         The one that this server writes to may not have begun yet.
         """
         start = max(self._segment - 1, FIRST_SEGMENT) if first is None else first
-        key, end = self._key("segment", f"{start:010}"), span(self._key("segment", ""))[1]
+        key, end = self._layout.segments(start)
         return rpc.RangeRequest(key=key, range_end=end, keys_only=True)
 
     def _revision(self, segments: Any) -> int:
         """The revision of the store: that of its last commit, and not of other uses of etcd."""
-        self._enter(max((segment_number(each.key) for each in segments.kvs), default=0))
-        return max((int(each.mod_revision) for each in segments.kvs), default=0)
+        known = self._numbered(segments)
+        self._enter(max(known, default=0))
+        self._layout.check_last((each.key for each in segments.kvs), self._segment)
+        return max((int(each.mod_revision) for each in known.values()), default=0)
+
+    def _numbered(self, segments: Any) -> dict[int, Any]:
+        """Segments by their numbers, in order, without keys that are none."""
+        numbered = ((self._layout.segment_number(each.key), each) for each in segments.kvs)
+        return {number: each for number, each in numbered if number is not None}
 
     def _enter(self, segment: int) -> None:
         if segment > self._segment:
@@ -288,14 +302,12 @@ class EtcdStore(LeaseKeeper):
         for first in (None, 0):
             _, found = await self._read(self._newest(first))
             self._revision(found)
-            if found.kvs and found.kvs[0].create_revision <= after:
+            known = self._numbered(found)
+            created = [int(each.create_revision) for each in known.values()]
+            if created and created[0] <= after:
                 break
-        ends = [*(each.create_revision for each in found.kvs[1:]), POSITION_MAX]
-        return [
-            segment_number(segment.key)
-            for segment, end in zip(found.kvs, ends, strict=True)
-            if end > after and segment.create_revision < before
-        ]
+        spans = zip(known, created, [*created[1:], POSITION_MAX], strict=True)
+        return [number for number, start, end in spans if end > after and start < before]
 
     async def _stream(self, after: int) -> AsyncGenerator[Snapshot, None]:
         """The batches of one stream, until it is cut or the store is closed."""
@@ -323,8 +335,8 @@ class EtcdStore(LeaseKeeper):
                 if not (response.events or response.created):
                     self._quiet = (after, response.header.revision)
                 if events and not response.fragment:
+                    after = events[-1].kv.mod_revision
                     records, events = self._changed(events), []
-                    after = records[-1].revision
                     yield Snapshot(after, records)
             if not self._client.is_closed:
                 raise _Cut("etcd has ended the stream")
@@ -360,11 +372,11 @@ class EtcdStore(LeaseKeeper):
         """The last change of each record, in the order of revisions."""
         changed: dict[str, Record] = {}
         for event in events:
-            record = self._record(event.kv)
-            if event.type == rpc.Event.DELETE:
-                record = Record(record.key, None, record.revision)
-            changed.pop(record.key, None)
-            changed[record.key] = record
+            for record in self._records([event.kv]):
+                is_deleted = event.type == rpc.Event.DELETE
+                value = None if is_deleted else record.value
+                changed.pop(record.key, None)
+                changed[record.key] = Record(record.key, value, record.revision)
         return tuple(changed.values())
 
     async def _renew(self, leases: Sequence[Lease], now: float) -> Collection[Lease]:

@@ -114,7 +114,7 @@ class EtcdClient:
     async def write(self, request: Any) -> Any:
         """Call the present endpoint. Without a reply it is unknown whether the write happened.
 
-        It is not tried again here: whoever wrote must read first.
+        It is not tried again here: the caller must read first.
         """
         endpoint = self._endpoints[0]
         try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from forewarn.errors import Conflict, Unavailable
+from forewarn.log import log
 from forewarn.store.base import Lease, Write
 
 
@@ -52,7 +53,10 @@ class LeaseKeeper(ABC):
     async def _renew_forever(self) -> None:
         while True:  # ends when cancelled
             await asyncio.sleep(min((lease.ttl_seconds for lease in self._leases), default=3) / 3)
-            await self.renew_leases()
+            try:
+                await self.renew_leases()
+            except Exception:  # else every lease from now on would be lost, silently
+                log.exception("bug while renewing leases")
 
     async def _release(self, lease: Lease) -> None:
         self._leases.discard(lease)
