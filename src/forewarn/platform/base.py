@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import math
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.core.event import UNKNOWN_SECONDS, Cause, EventType, Impact, is_move
-from forewarn.core.fleet import Scope, Vm
+from forewarn.core.fleet import Policy, RedeployMethod, Scope, Vm
 from forewarn.errors import ImpactFailed
 from forewarn.fleetfile.schema import NameOrNothing
 
@@ -38,11 +39,13 @@ class ImpactRequest:
     cause: Cause
     tries: int
     duration_seconds: int = UNKNOWN_SECONDS
-    """As the document announced it."""
+    """As the document announced it, divided by the rate."""
     targets: tuple[str, ...] = ()
     """Hosts for a move, the best first. Empty: the platform chooses."""
     may_run_on: tuple[str, ...] = ()
     """Other hosts than the VM's own that it may run on: they report it as running."""
+    method: RedeployMethod = RedeployMethod.LIVE
+    """How it may be moved."""
 
     @property
     def moves(self) -> bool:
@@ -50,28 +53,52 @@ class ImpactRequest:
         return is_move(self.type, self.cause)
 
 
-def make_request(scope: Scope, impact: Impact) -> ImpactRequest | None:
+def make_request(scope: Scope, impact: Impact, rate: float) -> ImpactRequest | None:
     """The request for an impact as it is now; None if its VM is gone."""
     vm, event = scope.vm(impact.vm), scope.event(impact.event_id)
     if vm is None:
         return None
     seconds = UNKNOWN_SECONDS if event is None else event.duration_seconds
     return ImpactRequest(
-        impact.event_id, scope.name, vm, impact.type, impact.cause, impact.tries, seconds
+        impact.event_id,
+        scope.name,
+        vm,
+        impact.type,
+        impact.cause,
+        impact.tries,
+        math.ceil(seconds / rate) if seconds > 0 else seconds,
+        method=choose_method(scope.policy, impact),
     )
+
+
+def choose_method(policy: Policy, impact: Impact) -> RedeployMethod:
+    """How an impact may move a VM.
+
+    A Freeze never stops it. A host that has failed may stop it at any time, so the policy, which
+    is about maintenance, does not apply.
+    """
+    if impact.type is EventType.FREEZE:
+        return RedeployMethod.LIVE_ONLY
+    return RedeployMethod.LIVE if impact.cause is Cause.FAILED else policy.redeploy
 
 
 class ImpactResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """How an impact ended. A platform raises a problem; `run_platform_call` puts it in here.
 
     `host` is where the VM runs now, empty if it did not move. `detail` is for the history.
-    `is_back` is False if the VM was restarted and may still boot.
+    `is_back` is False if the VM was restarted and may still boot. `is_final`: a retry would end
+    with the same problem.
     """
 
     host: NameOrNothing = ""
     detail: str = ""
     is_back: bool = True
     problem: str = ""
+    is_final: bool = False
+
+    def as_error(self) -> ImpactFailed:
+        """The problem, as a platform raises it."""
+        return ImpactFailed(self.problem, output=self.detail, is_final=self.is_final)
 
 
 class Sleeper(Protocol):
@@ -86,10 +113,20 @@ class Platform(Protocol):
     """Acts on VMs. Any exception is a failed try; the call is cancelled when it takes too long.
 
     An OSError of SHORTAGES does not count as a try: nothing was done, and the request is repeated
-    shortly after. An ImpactFailed may carry `output` for the history.
+    shortly after. An ImpactFailed may carry `output` for the history, and `is_final` if a retry is
+    pointless.
     """
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult: ...
+
+
+@runtime_checkable
+class SlowToStop(Protocol):
+    """A platform that may still act on a VM after a call was canceled, for so long. The others
+    stop at once. The next try of an impact, on any server, begins after that.
+    """
+
+    stop_seconds: float
 
 
 @runtime_checkable
@@ -149,9 +186,12 @@ async def run_platform_call(
         except Exception as error:
             number = error.errno if isinstance(error, OSError) else None
             if number not in SHORTAGES or clock.now() + pause >= give_up_at:
-                output = error.facts.get("output", "") if isinstance(error, ImpactFailed) else ""
-                problem = (str(error) or type(error).__name__)[:PROBLEM_LENGTH_MAX]
-                return ImpactResult(detail=str(output)[:DETAIL_LENGTH_MAX], problem=problem)
+                facts = error.facts if isinstance(error, ImpactFailed) else {}
+                return ImpactResult(
+                    detail=str(facts.get("output", ""))[:DETAIL_LENGTH_MAX],
+                    problem=(str(error) or type(error).__name__)[:PROBLEM_LENGTH_MAX],
+                    is_final=bool(facts.get("is_final")),
+                )
             on_shortage(os.strerror(number))
         await clock.sleep_until(clock.now() + pause)
         pause = min(2 * pause, SHORTAGE_PAUSE_MAX)

@@ -9,20 +9,18 @@ import asyncio
 import os
 import re
 import shutil
-import signal
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from operator import attrgetter
 
-from forewarn.core.fleet import Power
 from forewarn.errors import ImpactFailed, Invalid
 from forewarn.option_kind import PLACEHOLDER, PLACEHOLDERS, ExecCommand
 from forewarn.platform.base import SHORTAGES, STARTS, ImpactRequest, ImpactResult
+from forewarn.platform.process_group import ProcessGroup
 
 OUTPUT_BYTES_MAX = 2048
 PIPE_BYTES = 65_536
 """How much a pipe holds, so one read empties it."""
-LOOK_SECONDS = 0.05
 HOST_LINE = re.compile(r"^host=([A-Za-z0-9_][A-Za-z0-9._-]{0,127})\s*$", re.MULTILINE)
 
 PLACEHOLDER_VALUES = attrgetter(
@@ -55,7 +53,7 @@ class ExecPlatform:
                 " Reboot='/usr/sbin/qm reboot {vm}'"
             )
         self._seconds_max = seconds_max
-        self._grace_seconds = grace_seconds
+        self._grace_seconds = self.stop_seconds = grace_seconds
         self._environ = {
             name: value for name, value in environ.items() if not name.startswith("FOREWARN_")
         }
@@ -76,7 +74,7 @@ class ExecPlatform:
         if problem:
             raise ImpactFailed(f"{words[0]} {problem}", output=text)
         hosts = HOST_LINE.findall(text)
-        stays_off = request.vm.power is not Power.RUNNING and request.cause not in STARTS
+        stays_off = request.vm.power.is_off and request.cause not in STARTS
         return ImpactResult(host=hosts[-1] if hosts else "", detail=text, is_back=stays_off)
 
 
@@ -145,55 +143,28 @@ async def run_command(
     """
     seconds_max, grace_seconds = limits
     try:
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=outputs[0].inlet,
-            stderr=outputs[1].inlet,
-            env=environ,
-            start_new_session=True,
-        )
+        group = ProcessGroup(words, environ, stdout=outputs[0].inlet, stderr=outputs[1].inlet)
     except OSError as error:
         if error.errno in SHORTAGES:
             raise
         raise ImpactFailed(
             f"{words[0]} cannot be started: {error.strerror or error}", program=words[0]
         ) from error
-    for each in {*outputs}:
-        each.start()
+    problem, code = "", 0
     try:
-        code = await asyncio.wait_for(process.wait(), seconds_max)
+        for each in {*outputs}:
+            each.start()
+        await asyncio.wait_for(group.wait(), seconds_max)
     except TimeoutError:
-        await end_group(process, grace_seconds)
-        return f"did not finish within {seconds_max:g} seconds and was killed"
+        await group.end(grace_seconds)
+        problem = f"did not finish within {seconds_max:g} seconds and was killed"
     except asyncio.CancelledError:
-        await end_group(process, grace_seconds)
+        await group.end(grace_seconds)
         raise
     finally:
-        signal_group(process.pid, signal.SIGKILL)  # what it left behind
+        code = group.close()  # kills what it left behind
+    if problem:
+        return problem
     if code < 0:
         return f"was killed by signal {-code}"
     return f"exited with {code}" if code else ""
-
-
-async def end_group(process: asyncio.subprocess.Process, grace_seconds: float) -> None:
-    """End the whole group: a shell often exits first while its children still clean up."""
-    signal_group(process.pid, signal.SIGTERM)
-    try:
-        async with asyncio.timeout(grace_seconds):
-            await process.wait()
-            while signal_group(process.pid, 0):  # ends with the grace
-                await asyncio.sleep(LOOK_SECONDS)
-    except TimeoutError:
-        signal_group(process.pid, signal.SIGKILL)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), grace_seconds)
-
-
-def signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; 0 only checks. False if the group is gone."""
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True

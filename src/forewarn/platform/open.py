@@ -8,6 +8,7 @@ from forewarn.core.event import EventType
 from forewarn.errors import Invalid
 from forewarn.platform.base import Platform, Sleeper
 from forewarn.platform.exec import ExecPlatform
+from forewarn.platform.file_systems import MountTable
 from forewarn.platform.simulated import SimulatedPlatform
 
 
@@ -20,12 +21,14 @@ def open_platform(
     hosts: Callable[[], Iterable[str]] = tuple,
     avoid: Callable[[], Mapping[str, int]] = dict,
     scope_hosts: Callable[[str], Iterable[str]] = lambda scope: (),
+    read_mounts: Callable[[], MountTable] = MountTable,
 ) -> Platform:
     """Return the platform.
 
     `durations` are those of simulated impacts, unless the configuration has others. `hosts` are the
     possible targets of a move; `avoid` says which are bad ones, and how bad; `scope_hosts` are the
-    hosts of a scope's VMs.
+    hosts of a scope's VMs; `read_mounts` says which file systems only the host of the VMs has, if
+    this process runs there.
     """
     for command in config.exec_command:
         if command.type != "*":
@@ -51,7 +54,8 @@ def open_platform(
         ) from error
     libvirts = LibvirtHosts(config.libvirt_uri, call_seconds_max=config.libvirt_call_seconds_max)
     targets = Targets(libvirts, hosts, avoid, scope_hosts, config.libvirt_migrations_max)
-    return LibvirtPlatform(targets, clock, timedelta(seconds=config.libvirt_grace_seconds))
+    grace = timedelta(seconds=config.libvirt_grace_seconds)
+    return LibvirtPlatform(targets, clock, grace, read_mounts)
 
 
 def open_health_platform(config: Config, environ: Mapping[str, str]) -> Platform | None:

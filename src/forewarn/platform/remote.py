@@ -5,6 +5,7 @@
 Nothing is lost with a request or a response, because the next one repeats it.
 """
 
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,10 +13,16 @@ from msgspec import Meta
 
 from forewarn.core.fleet import ScopeKind
 from forewarn.fleetfile.schema import Address, Domain, Mac, Name, VmId
-from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.platform.base import PROBLEM_LENGTH_MAX, ImpactRequest, ImpactResult
 
 VMS_MAX = 2000
+UNMOVABLE_LENGTH_MAX = 200
+REFUSED_GUESTS_MAX = 100
+UNCONFIRMED_SECONDS_MAX = 86_400
 SessionId = Annotated[
+    str, Meta(min_length=1, max_length=64, description="a text of 1 to 64 characters")
+]
+MachineId = Annotated[
     str, Meta(min_length=1, max_length=64, description="a text of 1 to 64 characters")
 ]
 ImpactKey = tuple[str, str]
@@ -24,7 +31,8 @@ ImpactKey = tuple[str, str]
 
 class RunningImpact(msgspec.Struct, frozen=True, omit_defaults=True):
     """An impact that a daemon carries out, or has the result of; `tries` is 0 if it only knows that
-    it was begun. A server that cancels it adds the other hosts that the VM may run on.
+    it was begun. A server that cancels it adds the other hosts that the VM may run on, and whether
+    a VM that it has stopped may be started: not while the daemon of another host acts on it.
     """
 
     event_id: str
@@ -32,6 +40,7 @@ class RunningImpact(msgspec.Struct, frozen=True, omit_defaults=True):
     tries: int
     result: ImpactResult | None = None
     may_run_on: tuple[str, ...] = ()
+    may_start: bool = True
 
     @property
     def key(self) -> ImpactKey:
@@ -39,7 +48,10 @@ class RunningImpact(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReportedVm(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM as its daemon reports it. Its first interface and the preferred address come first."""
+    """A VM as its daemon reports it. Its first interface and the preferred address come first.
+
+    `unmovable` is why it cannot run on another host, as far as its own host can tell.
+    """
 
     name: Name
     id: VmId
@@ -51,36 +63,80 @@ class ReportedVm(msgspec.Struct, frozen=True, kw_only=True):
     kind: ScopeKind | None = None
     update_domain: Domain | None = None
     fault_domain: Domain | None = None
+    unmovable: Annotated[str, Meta(max_length=UNMOVABLE_LENGTH_MAX)] = ""
 
 
 class HostReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All VMs of a host, each as a `ReportedVm`: one that is not valid does not hide the others."""
+    """All VMs of a host, each as a `ReportedVm`: one that is not valid does not hide the others.
+
+    They were listed `age_seconds` ago.
+    """
 
     vms: Annotated[list[dict[str, Any]], Meta(max_length=VMS_MAX)]
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    age_seconds: Annotated[float, Meta(ge=0, le=1 << 31)] = 0
+
+
+class RefusalReason(StrEnum):
+    """Why a guest got an error from the relay of its host."""
+
+    NOT_A_VM = "not-a-vm"
+    """403: no VM of this host is at the client's port."""
+    IN_DOUBT = "in-doubt"
+    """503: its MAC has just come to its port, or took too long to connect."""
+    TOO_MANY = "too-many"
+    """503: a limit of connections is reached."""
+    NO_SERVER = "no-server"
+    """503: no server answers, and the last document is too old."""
+    SERVER_REFUSED = "server-refused"
+    """401, 403 or 429 of a server."""
+    SERVER_ERROR = "server-error"
+    """5xx of a server."""
+    BAD_REQUEST = "bad-request"
+    """Another error, for a poll that is not as the protocol asks."""
+
+
+class RefusedGuest(msgspec.Struct, frozen=True):
+    """A guest that polls and has got nothing but errors for some time; `reason` is the last one.
+
+    `guest` is the id of the VM, or an address if no VM of the host is at its port.
+    """
+
+    guest: Annotated[str, Meta(max_length=64)]
+    reason: RefusalReason
+    seconds: Annotated[int, Meta(ge=0, le=1 << 32)]
 
 
 class WorkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a daemon has. `session` is one run of it.
+    """What a daemon has. `session` is one run of it, `machine` identifies what it runs on.
 
     `inventory` is omitted if the server has it. `wait`: the server responds when it has something
     new, or after a few seconds. `is_leaving`: the daemon stops. `number` grows with each request
     of a session, so that one that arrives late is recognized; 0 if the daemon does not count them.
+    `refusals` counts the errors that guests got since the daemon started. `refused` lists guests
+    that get nothing else.
+    `problem` is why the daemon cannot act on its VMs at present; empty if it can.
+    `unconfirmed_seconds` is for how long guests have asked and no metadata server has answered.
     """
 
     session: SessionId
+    machine: MachineId
     running: Annotated[list[RunningImpact], Meta(max_length=VMS_MAX)] = []
     inventory: HostReport | None = None
     wait: bool = False
     is_leaving: bool = False
     number: Annotated[int, Meta(ge=0)] = 0
+    refusals: dict[RefusalReason, Annotated[int, Meta(ge=0, le=1 << 60)]] = {}
+    refused: Annotated[list[RefusedGuest], Meta(max_length=REFUSED_GUESTS_MAX)] = []
+    problem: Annotated[str, Meta(max_length=PROBLEM_LENGTH_MAX)] = ""
+    unconfirmed_seconds: Annotated[int, Meta(ge=0, le=UNCONFIRMED_SECONDS_MAX)] = 0
 
 
 class Work(msgspec.Struct, frozen=True):
     """What a daemon should start, and what it should no longer run or has been recorded.
 
     `problems` name VMs of the inventory that do not fit into the fleet. `is_merged` is False if
-    the inventory has to be sent again soon.
+    the inventory has to be sent soon, or again.
     """
 
     impacts: tuple[ImpactRequest, ...] = ()

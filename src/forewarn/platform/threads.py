@@ -4,6 +4,7 @@ The threads of `asyncio.to_thread` would: the interpreter waits for them at exit
 """
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,7 +28,10 @@ class CallThreads:
         self._slots: dict[str, asyncio.Semaphore] = {}
 
     async def call(self, key: str, work: Callable[[], T], seconds_max: float) -> T:
-        """Return what `work` returns. TimeoutError covers the wait for a free thread too."""
+        """Return what `work` returns. TimeoutError covers the wait for a free thread too.
+
+        OSError if the system has no threads left.
+        """
         slots = self._slots.setdefault(key, asyncio.Semaphore(self._threads_max))
         loop = asyncio.get_running_loop()
         done: Future[T] = Future()
@@ -45,9 +49,9 @@ class CallThreads:
             await slots.acquire()
             try:
                 threading.Thread(target=run, daemon=True, name=f"call-{key}").start()
-            except RuntimeError:  # the system has no threads left
+            except RuntimeError as error:
                 slots.release()
-                raise
+                raise OSError(errno.EAGAIN, "the system has no threads left") from error
             return await asyncio.wrap_future(done)
 
 

@@ -38,9 +38,11 @@ def test_each_type_takes_its_duration(type_: EventType) -> None:
     carried_out(order(type_))
 
 
-def test_only_redeploy_and_failed_host_move_the_vm() -> None:
+def test_redeploy_failed_host_and_live_migration_move_the_vm() -> None:
     assert carried_out(order(EventType.REDEPLOY)) == ImpactResult(host="host-b")
     assert carried_out(order(EventType.REBOOT, Cause.FAILED)) == ImpactResult(host="host-b")
+    assert carried_out(order(EventType.FREEZE, Cause.LIVE_MIGRATION)).host == "host-b"
+    assert carried_out(order(EventType.FREEZE)) == ImpactResult()
     assert carried_out(order(EventType.REBOOT)) == ImpactResult()
 
 

@@ -1,6 +1,8 @@
 """Calls that may hang."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -16,6 +18,36 @@ def test_call_returns_or_raises_what_the_work_does() -> None:
             await threads.call("a", lambda: 1 // 0, 30)
 
     asyncio.run(main())
+
+
+WITHOUT_THREADS = """
+import asyncio, os, resource
+from forewarn.platform.threads import CallThreads
+
+async def main():
+    threads = CallThreads(threads_max=1)
+    for _ in range(2):
+        try:
+            await threads.call("a", int, 30)
+        except OSError as error:
+            print(error.strerror)
+
+with asyncio.Runner() as runner:
+    runner.get_loop()
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+    if not os.geteuid():
+        os.setuid(65533)  # the limit is not for root
+    runner.run(main())
+"""
+
+
+def test_system_without_threads_is_an_os_error() -> None:
+    """The loops of a daemon go on after one. Any other error would end it."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THREADS], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "the system has no threads left\n" * 2
 
 
 def test_hanging_calls_are_bounded_and_free_their_slot() -> None:

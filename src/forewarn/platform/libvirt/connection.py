@@ -22,6 +22,13 @@ T = TypeVar("T")
 
 KEEPALIVE_SECONDS, KEEPALIVE_COUNT = 5, 3
 HOSTS_AT_ONCE_MAX = 16
+UNSUPPORTED = (
+    libvirt.VIR_ERR_NO_SUPPORT,
+    libvirt.VIR_ERR_OPERATION_UNSUPPORTED,
+    libvirt.VIR_ERR_CONFIG_UNSUPPORTED,
+    libvirt.VIR_ERR_ARGUMENT_UNSUPPORTED,
+)
+"""Error codes that mean a domain cannot do this: it has no channel for a guest agent, say."""
 OFF = (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_NOSTATE)
 
 
@@ -41,7 +48,7 @@ class LibvirtHosts:
     ) -> None:
         prepare()
         self._uris = {uri.host: uri.uri for uri in uris}
-        self._call_seconds_max = call_seconds_max
+        self.call_seconds_max = call_seconds_max
         self._connect = connect or open_connection
         self._threads = CallThreads()
         self._connections: dict[str, Any] = {}
@@ -68,13 +75,17 @@ class LibvirtHosts:
                 connection = self._connections[uri] = self._connect(uri)
             return question(connection)
 
-        limit = seconds_max or self._call_seconds_max
+        limit = seconds_max or self.call_seconds_max
         threads = f"{uri} {limit:g}" if seconds_max else uri
         try:
             return await self._threads.call(threads, work, limit)
         except libvirt.libvirtError as error:
             number = error.get_error_code()
             raise LibvirtError(f"libvirt of {host or uri}: {error}", number=number) from error
+        except BlockingIOError as error:
+            raise ImpactFailed(
+                f"libvirt of {host or uri} cannot be called: {error.strerror}", host=host
+            ) from error
         except TimeoutError:
             if not seconds_max:
                 self._connections.pop(uri, None)  # the hanging thread keeps the old one

@@ -9,8 +9,10 @@ import libvirt
 from msgspec.structs import replace
 
 from forewarn.errors import Invalid
+from forewarn.platform.file_systems import NO_MOUNTS, MountTable
 from forewarn.platform.libvirt.connection import LibvirtHosts, ignoring
 from forewarn.platform.libvirt.domain_xml import DiscoveredVm, Leases, parse
+from forewarn.platform.libvirt.obstacles import find_tie
 
 INCOMING = tuple(
     (libvirt.VIR_DOMAIN_PAUSED, reason)
@@ -36,18 +38,23 @@ async def discover(libvirts: LibvirtHosts, hosts: Iterable[str]) -> dict[str, li
 
 
 def list_domains(
-    connection: Any, host: str, problems: list[Invalid] | None = None
+    connection: Any,
+    host: str,
+    problems: list[Invalid] | None = None,
+    mounts: MountTable = NO_MOUNTS,
 ) -> list[DiscoveredVm]:
     """Return the domains of a host. One that is still on its way there is not active.
 
-    Metadata that is not valid is ignored if there is a list for the `problems`.
+    Metadata that is not valid is ignored if there is a list for the `problems`. `mounts` are those
+    of the host.
     """
     found, leases = list[DiscoveredVm](), list_leases(connection)
     for handle in sorted(connection.listAllDomains(), key=lambda handle: str(handle.name())):
         with ignoring(libvirt.VIR_ERR_NO_DOMAIN):  # it ended meanwhile
             xml, is_active, state = handle.XMLDesc(), bool(handle.isActive()), handle.state()
             vm = parse(xml, host=host, is_active=is_active, leases=leases, problems=problems)
-            found.append(replace(vm, is_active=is_active and tuple(state) not in INCOMING))
+            is_active = is_active and tuple(state) not in INCOMING
+            found.append(replace(vm, is_active=is_active, unmovable=find_tie(xml, mounts)))
     return found
 
 

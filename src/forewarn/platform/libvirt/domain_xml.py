@@ -36,7 +36,8 @@ class DomainMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 class DiscoveredVm(DomainMetadata, frozen=True, kw_only=True):
     """A domain on a host, with its metadata. The preferred one of its addresses comes first.
 
-    `ports` are the names of its interfaces on the host; a domain that is off has none.
+    `ports` are the names of its interfaces on the host; a domain that is off has none. `unmovable`
+    is why it cannot run on another host.
     """
 
     name: str
@@ -47,6 +48,7 @@ class DiscoveredVm(DomainMetadata, frozen=True, kw_only=True):
     ports: tuple[str, ...] = ()
     memory_bytes: int = 0
     is_active: bool = True
+    unmovable: str = ""
 
 
 def parse(

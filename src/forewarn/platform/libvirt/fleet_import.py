@@ -8,6 +8,10 @@ from forewarn.core.fleet import Scope, ScopeKind, Vm
 from forewarn.errors import Invalid
 from forewarn.fleetfile.parser import Fleet
 from forewarn.platform.libvirt.domain_xml import DiscoveredVm
+from forewarn.steps import Steps, at_once
+
+KnownVm = tuple[str, Vm]
+"""A VM of the fleet, after the name of its scope."""
 
 
 def sync_fleet(
@@ -22,26 +26,22 @@ def sync_fleet(
     domain's metadata overrides them. A new VM without a scope gets one of its own. A domain that
     does not fit is refused; with a list of `problems` it is named there, and its VM stays as it is.
     """
-    unique = _deduplicate(domains)
-    seen = {domain.id for domain in unique}
-    known = [(scope.name, vm) for scope in fleet.scopes for vm in scope.vms]
-    by_id = {vm.id: (scope, vm) for scope, vm in known if vm.id}
-    by_name = {
-        vm.name: (scope, vm)
-        for scope, vm in known
-        if not vm.id or (vm.id not in seen and vm.host in ("", *hosts))
-    }
+    return at_once(sync_in_steps(fleet, domains, hosts, problems))
+
+
+def sync_in_steps(
+    fleet: Fleet,
+    domains: Iterable[DiscoveredVm],
+    hosts: Collection[str],
+    problems: list[str] | None = None,
+) -> Steps[Fleet]:
+    """As `sync_fleet`, in steps."""
+    found, removed, names = yield from _match(fleet, _deduplicate(domains), hosts)
     scopes = {scope.name: scope for scope in fleet.scopes}
-    found = [
-        (domain, *(by_id.get(domain.id) or by_name.get(domain.name) or ("", Vm(name=domain.name))))
-        for domain in unique
-    ]
-    removed = {vm.name for _, vm in known if vm.host in hosts}
-    removed |= {vm.name for _, home, vm in found if home}
-    names: dict[str, Vm | DiscoveredVm] = {vm.name: vm for _, vm in known if vm.name not in removed}
     kinds: dict[str, DiscoveredVm] = {}
     added: dict[str, list[tuple[str, Vm]]] = {}
     for domain, home, vm in found:
+        yield 1
         name = domain.scope or home or domain.name
         old = scopes.get(name) or Scope(
             name=name, kind=ScopeKind.AVAILABILITY_SET if domain.scope else ScopeKind.VM
@@ -63,9 +63,42 @@ def sync_fleet(
             continue
         scopes[name] = replace(old, kind=domain.kind or old.kind)
         added.setdefault(name, []).append((vm.name if home else "", _merge(vm, domain)))
-    updated = [_replace_vms(scope, removed, added.get(name, [])) for name, scope in scopes.items()]
-    kept = tuple(scope for scope in updated if scope.vms or scope.kind is not ScopeKind.VM)
-    return Fleet(scopes=kept, hosts=tuple(dict.fromkeys((*fleet.hosts, *hosts))))
+    kept = list[Scope]()
+    for name, old in scopes.items():
+        scope = _replace_vms(old, removed, added.get(name, []))
+        yield 1 + len(scope.vms)
+        if scope.vms or scope.kind is not ScopeKind.VM:
+            kept.append(scope)
+    return Fleet(scopes=tuple(kept), hosts=tuple(dict.fromkeys((*fleet.hosts, *hosts))))
+
+
+def _match(
+    fleet: Fleet, domains: Sequence[DiscoveredVm], hosts: Collection[str]
+) -> Steps[tuple[list[tuple[DiscoveredVm, str, Vm]], set[str], dict[str, Vm | DiscoveredVm]]]:
+    """Each domain with the scope of its VM, empty if it is new, and the VM.
+
+    Also the names of VMs that are no longer where they were, and the others by their name.
+    """
+    seen = {domain.id for domain in domains}
+    known, by_id, by_name = list[KnownVm](), dict[str, KnownVm](), dict[str, KnownVm]()
+    for scope in fleet.scopes:
+        yield 1 + len(scope.vms)
+        for vm in scope.vms:
+            known.append((scope.name, vm))
+            if vm.id:
+                by_id[vm.id] = known[-1]
+            if not vm.id or (vm.id not in seen and vm.host in ("", *hosts)):
+                by_name[vm.name] = known[-1]
+    found, removed = list[tuple[DiscoveredVm, str, Vm]](), set[str]()
+    for domain in domains:
+        yield 1
+        new = "", Vm(name=domain.name)
+        home, vm = by_id.get(domain.id) or by_name.get(domain.name) or new
+        found.append((domain, home, vm))
+        if home:
+            removed.add(vm.name)
+    removed |= {vm.name for _, vm in known if vm.host in hosts}
+    return found, removed, {vm.name: vm for _, vm in known if vm.name not in removed}
 
 
 def _replace_vms(scope: Scope, removed: Collection[str], added: Sequence[tuple[str, Vm]]) -> Scope:
@@ -107,9 +140,10 @@ def _deduplicate(domains: Iterable[DiscoveredVm]) -> list[DiscoveredVm]:
     """A domain that is defined on several hosts counts where it runs."""
     best: dict[str, DiscoveredVm] = {}
     for domain in domains:
-        other = best.get(domain.id)
+        key = domain.id or domain.name
+        other = best.get(key)
         if domain.ignore != "yes" and (other is None or domain.is_active > other.is_active):
-            best[domain.id] = domain
+            best[key] = domain
     return list(best.values())
 
 

@@ -20,12 +20,15 @@ ELEMENT = libvirt.VIR_DOMAIN_METADATA_ELEMENT
 class Marker(NamedTuple):
     """The event that acts on a domain, empty if none does.
 
-    A move begins on `host`. Its VM may run on `target`, even if it is off on `host`.
+    A move begins on `host`. Its VM may run on `target`, even if it is off on `host`. `given_up` is
+    an event that has stopped the domain to move it, and that no target has started it for; the
+    domain stays, and the event stops it no more.
     """
 
     event: str = ""
     host: str = ""
     target: str = ""
+    given_up: str = ""
 
 
 def mark(handle: Any, *marker: str) -> None:
@@ -50,6 +53,12 @@ def unmark(handle: Any) -> None:
         handle.setMetadata(ELEMENT, None, None, NAMESPACE, _flags(handle))
 
 
+def unmark_moved(handle: Any, event_id: str) -> None:
+    """Remove the marker of a move, unless another event has begun to act on the VM since."""
+    if read(handle).event in ("", event_id):
+        unmark(handle)
+
+
 def suspend(handle: Any, event_id: str) -> None:
     mark(handle, event_id)
     handle.suspend()
@@ -65,6 +74,17 @@ def resume(handle: Any) -> None:
 def start(handle: Any) -> None:
     handle.create()
     unmark(handle)
+
+
+def stay(handle: Any, event_id: str) -> None:
+    """Start a domain that no target has started, and give its move up.
+
+    Until it runs, the marker names its event as the one that acts: the next try starts it.
+    """
+    mark(handle, event_id, "", "", event_id)
+    if not handle.isActive():
+        handle.create()
+    mark(handle, "", "", "", event_id)
 
 
 def reset(handle: Any) -> None:

@@ -24,7 +24,7 @@ class Targets:
     hosts of a scope's VMs. A daemon knows none of that: its requests have targets.
 
     At most `migrations_max` VMs leave a host at a time, and as many arrive. A VM that waits to
-    arrive holds a place on its old host; one that arrives waits for nobody, so none waits forever.
+    arrive holds a place on its old host; one that arrives waits for none, so no VM waits forever.
     """
 
     libvirts: LibvirtHosts

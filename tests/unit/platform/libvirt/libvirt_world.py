@@ -11,9 +11,10 @@ from typing import Any
 import libvirt
 
 from forewarn.core.event import Cause, EventType
-from forewarn.core.fleet import Vm
+from forewarn.core.fleet import RedeployMethod, Vm
 from forewarn.option_kind import HostUri
 from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.platform.file_systems import MountTable
 from forewarn.platform.libvirt.connection import LibvirtHosts, prepare
 from forewarn.platform.libvirt.driver import LibvirtPlatform
 from forewarn.platform.libvirt.marker import read
@@ -44,6 +45,11 @@ MORE_HOSTS = (*HOSTS, "host-c", "host-d", "host-e")
 URIS = tuple(HostUri(host, f"test:///{host}") for host in MORE_HOSTS)
 NODE_MIB = 3072
 """The memory of each host, as the test driver makes it up."""
+NOT_LIVE = (
+    "cannot migrate live to host-b: libvirt of host-a: this function is not supported by the"
+    " connection driver: virDomainMigrate3"
+)
+"""What the test driver says of every migration."""
 RUNNING, PAUSED, OFF = (
     libvirt.VIR_DOMAIN_RUNNING,
     libvirt.VIR_DOMAIN_PAUSED,
@@ -99,13 +105,15 @@ class LibvirtWorld:
         grace: float = 0,
         call_seconds_max: float = 30,
         clock: Any = None,
+        read_mounts: Callable[[], MountTable] = MountTable,
         **more: Any,
     ) -> LibvirtPlatform:
         libvirts = LibvirtHosts(
             URIS, call_seconds_max=call_seconds_max, connect=connect or self.connect
         )
         targets = Targets(libvirts, hosts=lambda: self.hosts, **more)
-        return LibvirtPlatform(targets, clock or self.clock, timedelta(seconds=grace))
+        limit = timedelta(seconds=grace)
+        return LibvirtPlatform(targets, clock or self.clock, limit, read_mounts)
 
     def run_impact(self, what: ImpactRequest, **more: Any) -> ImpactResult:
         return asyncio.run(self.platform(**more).run_impact(what))
@@ -126,9 +134,10 @@ def order(
     host: str = "host-a",
     vm_id: str = "",
     targets: tuple[str, ...] = (),
+    method: RedeployMethod = RedeployMethod.LIVE,
 ) -> ImpactRequest:
     vm = Vm(name=name, host=host, id=vm_id)
-    return ImpactRequest(guid(1), "web", vm, type_, cause, tries, seconds, targets)
+    return ImpactRequest(guid(1), "web", vm, type_, cause, tries, seconds, targets, method=method)
 
 
 def refusal(number: int) -> libvirt.libvirtError:

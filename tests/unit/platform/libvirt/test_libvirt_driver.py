@@ -3,6 +3,7 @@ is.
 """
 
 import asyncio
+import errno
 import threading
 from pathlib import Path
 from typing import Any
@@ -420,6 +421,16 @@ def test_hanging_libvirt_fails_only_its_own_impact(world: LibvirtWorld) -> None:
         await platform.run_impact(order(EventType.REBOOT, host="host-b"))
 
     asyncio.run(main())
+
+
+def test_call_that_gets_no_thread_is_a_failed_try(world: LibvirtWorld) -> None:
+    """The daemon lists its VMs with such calls, and goes on after a failure."""
+
+    def connect(uri: str) -> Any:
+        raise OSError(errno.EAGAIN, "the system has no threads left")
+
+    with pytest.raises(ImpactFailed, match="host-a cannot be called: the system has no threads"):
+        world.run_impact(order(EventType.REBOOT), connect=connect)
 
 
 def test_connection_that_hung_is_not_reused(world: LibvirtWorld) -> None:

@@ -18,6 +18,7 @@ from forewarn.platform.base import ImpactResult
 from forewarn.platform.libvirt.marker import mark
 from tests.builders import guid
 from tests.unit.platform.libvirt.libvirt_world import (
+    NOT_LIVE,
     OFF,
     RUNNING,
     Host,
@@ -44,7 +45,9 @@ def test_without_live_migration_the_vm_is_stopped_and_moved(
     done = world.run_impact(REDEPLOY)
 
     assert done == ImpactResult(
-        host="host-b", detail="the guest shut down by itself; moved to host-b", is_back=False
+        host="host-b",
+        detail=f"{NOT_LIVE}; the guest shut down by itself; moved to host-b",
+        is_back=False,
     )
     assert world.names_on("host-a") == []
     assert world.state("host-b") == RUNNING
@@ -88,6 +91,23 @@ def test_live_migration_moves_the_definition(world: LibvirtWorld) -> None:
         | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE
     )
     assert "shutdown" not in host.calls
+
+
+def test_marker_of_the_next_impact_outlives_the_end_of_a_move(world: LibvirtWorld) -> None:
+    """A daemon that is cut off still cleans up, and the new host acts on the VM already."""
+
+    def undefine(handle: Any) -> None:
+        mark(world.on("host-b").lookupByName("web-0"), guid(9))
+        handle.undefine()
+
+    host = Host(world.on("host-a"), undefineFlags=undefine)
+
+    world.run_impact(
+        REDEPLOY, connect=lambda uri: host if uri.endswith("host-a") else world.connect(uri)
+    )
+
+    assert world.names_on("host-a") == []
+    assert is_marked(world.on("host-b").lookupByName("web-0"), guid(9))
 
 
 def test_aborted_migration_fails_and_does_not_stop_the_vm(

@@ -148,6 +148,16 @@ def test_vm_whose_target_does_not_answer_is_not_started(world: LibvirtWorld) -> 
     assert world.state() == OFF
 
 
+def test_vm_that_another_host_moves_here_is_left_to_that_host(world: LibvirtWorld) -> None:
+    """An earlier try has moved it there, and the next one moves it back: it starts it here."""
+    mark(world.web, EVENT, "host-b", "host-a")
+    world.web.destroy()
+
+    assert recover(world) == "nothing was left to do"
+
+    assert (world.state(), read(world.web).event) == (OFF, EVENT)
+
+
 @pytest.mark.parametrize("is_off", [False, True])
 def test_vm_that_another_event_acts_on_is_left_alone(world: LibvirtWorld, is_off: bool) -> None:
     """Or that its owner has suspended or stopped since."""

@@ -20,6 +20,7 @@ from tests.builders import guid
 from tests.unit.platform.libvirt.libvirt_world import (
     MORE_HOSTS,
     NODE_MIB,
+    NOT_LIVE,
     OFF,
     RUNNING,
     Guest,
@@ -196,7 +197,7 @@ def test_vm_that_one_target_refuses_to_start_starts_on_another(world: LibvirtWor
 
     assert done == ImpactResult(
         host="host-c",
-        detail="the guest shut down by itself; host-b failed: libvirt of host-b: no;"
+        detail=f"{NOT_LIVE}; the guest shut down by itself; host-b failed: libvirt of host-b: no;"
         " moved to host-c",
         is_back=False,
     )
