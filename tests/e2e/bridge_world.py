@@ -8,11 +8,13 @@ import ctypes
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 from uuid import uuid4
@@ -42,9 +44,22 @@ class Guest(NamedTuple):
 class GuestClient(Client):
     """A connection of a guest to the metadata address, or to another one."""
 
-    def __init__(self, namespace: str, host: str = ALIAS, source: str = "", port: int = 80) -> None:
-        self._socket = in_namespace(namespace, lambda: _connect(host, port, source))
+    def __init__(
+        self,
+        namespace: str,
+        host: str = ALIAS,
+        source: str = "",
+        port: int = 80,
+        seconds_max: float = RESPONSE_SECONDS_MAX,
+    ) -> None:
+        connect = partial(_connect, host, port, source, seconds_max)
+        self._socket = in_namespace(namespace, connect)
         self._buffer = b""
+
+    def reset(self) -> None:
+        """Close the connection with a reset, as a client does that crashes."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.close()
 
     def wait_at_most(self, seconds: float) -> None:
         self._socket.settimeout(seconds)
@@ -54,10 +69,10 @@ class GuestClient(Client):
         return self.response()
 
 
-def _connect(host: str, port: int, source: str) -> socket.socket:
+def _connect(host: str, port: int, source: str, seconds_max: float) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     connected = socket.socket(family, socket.SOCK_STREAM)
-    connected.settimeout(RESPONSE_SECONDS_MAX)
+    connected.settimeout(seconds_max)
     if source:
         connected.bind((source, 0))
     scope = (0, socket.if_nametoindex("eth0")) if family is socket.AF_INET6 else ()
@@ -120,22 +135,22 @@ class BridgeWorld:
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
-    def add_bridge(self, name: str, address: str = "") -> None:
+    def add_bridge(self, name: str, address: str = "", mac: str = BRIDGE_MAC) -> None:
         """With a MAC of its own, as libvirt's have. Else it takes the lowest one of its ports, and
         a guest that knows it is not heard any more when another is plugged in.
         """
-        self.run(self.host, f"ip link add {name} address {BRIDGE_MAC} type bridge")
+        self.run(self.host, f"ip link add {name} address {mac} type bridge")
         if address:
             self.run(self.host, f"ip address add {address} dev {name}")
         self.run(self.host, f"ip link set {name} up")
 
-    def add_guest(self, bridge: str, address: str, vm: str = "", mac: str = "") -> Guest:
-        """With `vm` the relay knows its port as the one of this VM."""
+    def add_guest(self, bridge: str, address: str, vm: str | None = None, mac: str = "") -> Guest:
+        """With `vm` the relay knows its port as the one of this VM; with "", as one without."""
         guest = Guest(self.add_namespace(), bridge, f"v{uuid4().hex[:8]}")
         self.plug(guest, vm=vm, mac=mac)
         self.run(guest.namespace, f"ip address add {address} dev eth0")
         self.run(guest.namespace, f"ip route add {ALIAS} dev eth0")
-        if not mac:
+        if not mac and vm is not None:
             self.settle(guest)
         return guest
 
@@ -144,14 +159,19 @@ class BridgeWorld:
         if self._relay is not None:
             eventually(lambda: self.poll(guest).status, lambda status: status != 503)
 
-    def plug(self, guest: Guest, vm: str = "", mac: str = "") -> None:
+    def plug(self, guest: Guest, vm: str | None = None, mac: str = "") -> None:
         mac = f"address {mac} " if mac else ""
         cable = f"ip link add {guest.port} type veth peer name eth0 {mac}netns {guest.namespace}"
         self.run(self.host, cable)
         self.run(self.host, f"ip link set {guest.port} master {guest.bridge} up")
         self.run(guest.namespace, "ip link set eth0 up")
-        if vm:
+        if vm is not None:
             self.tell_ports({guest.port: vm})
+
+    def unplug(self, guest: Guest, to: "BridgeWorld") -> None:
+        """Let the guest move to another host, as a live migration does: it notices nothing."""
+        self.run(self.host, f"ip link set {guest.port} netns {to.host}")
+        to.run(to.host, f"ip link set {guest.port} master {guest.bridge} up")
 
     def tell_ports(self, more: dict[str, str]) -> None:
         self.ports.update(more)
@@ -195,6 +215,16 @@ class BridgeWorld:
         assert process.stdout is not None
         print(json.dumps(settings), file=process.stdin, flush=True)
         return process.stdout.readline()
+
+    @property
+    def relay_pid(self) -> int:
+        assert self._relay is not None
+        return self._relay.pid
+
+    @property
+    def relay_descriptors(self) -> int:
+        """How many files and sockets the relay has open."""
+        return len(os.listdir(f"/proc/{self.relay_pid}/fd"))
 
     def start_server(self, number: int, *flags: str) -> "subprocess.Popen[str]":
         """A server in the host's namespace; those of one world share a store."""

@@ -24,13 +24,16 @@ def vm(name: str, number: int, **more: Any) -> dict[str, Any]:
 
 
 class HostDaemon:
-    """The daemon of host-a. `vms` are what its inventory command prints."""
+    """The daemon of a host. `vms` are what its inventory command prints."""
 
-    def __init__(self, folder: Path, servers: Sequence[str], *flags: str) -> None:
+    def __init__(
+        self, folder: Path, servers: Sequence[str], *flags: str, host: str = "host-a"
+    ) -> None:
         self.folder = folder
+        self.host = host
         self.command = [
             *(sys.executable, "-m", "forewarn", "hostd", "--config", "/dev/null"),
-            *("--host", "host-a", "--server", ",".join(servers)),
+            *("--host", host, "--server", ",".join(servers)),
             *("--token-file", "token", "--inventory-seconds", "0.2", *flags),
         ]
         self.process: subprocess.Popen[str] | None = None
@@ -52,7 +55,7 @@ class HostDaemon:
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line.startswith("forewarn hostd is ready: host host-a"), self.log.read_text()
+        assert line.startswith(f"forewarn hostd is ready: host {self.host}"), self.log.read_text()
         return self
 
     @property
@@ -144,10 +147,13 @@ def hosting(folder: Path, servers: int = 1, *flags: str) -> Iterator[HostWorld]:
 
 
 @contextmanager
-def daemon_of(world: HostWorld, *flags: str, folder: Path | None = None) -> Iterator[HostDaemon]:
+def daemon_of(
+    world: HostWorld, *flags: str, folder: Path | None = None, host: str = "host-a"
+) -> Iterator[HostDaemon]:
     """A running daemon whose VMs come from a command."""
     urls = [server.control for server in world.servers]
-    made = HostDaemon(folder or world.folder, urls, "--inventory-command", "cat vms.json", *flags)
+    command = ("--inventory-command", "cat vms.json")
+    made = HostDaemon(folder or world.folder, urls, *command, *flags, host=host)
     made.list_vms(vm("web-0", 1), vm("web-1", 2))
     try:
         yield made.start()

@@ -15,7 +15,9 @@ from typing import Any
 import uvloop
 
 from forewarn.errors import Error, Unavailable
-from forewarn.hostd.relay import BridgeListener, Relay
+from forewarn.hostd.bridge_listener import BridgeListener
+from forewarn.hostd.moves import Moves
+from forewarn.hostd.relay import Relay
 from forewarn.hostd.settings import HostToken
 from forewarn.hostd.upstream import Upstream
 from forewarn.log import log_to_stderr
@@ -27,17 +29,19 @@ async def serve(settings: dict[str, Any], lines: asyncio.StreamReader) -> None:
     _, name, secret = settings["token"].split("_", 2)
     key = hashlib.sha256(secret.encode()).hexdigest().encode()
     upstream = Upstream(settings["servers"])
-    relay = Relay(upstream, HostToken(name, "", key))
+    relay = Relay(upstream, HostToken(name, "", key), Moves())
     address = Address("169.254.169.254", 80)
     bridges = [BridgeListener(relay, bridge, address, vms) for bridge in settings["bridges"]]
     problems = [await bridge.update() for bridge in bridges]
     if not any(bridge.is_serving for bridge in bridges):
-        raise Unavailable(problems[0])
+        raise Unavailable(problems[0][0].reason)
     following = [asyncio.create_task(bridge.follow()) for bridge in bridges]
     print("ready", flush=True)
     while line := await lines.readline():
         vms.clear()
         vms.update(find_interfaces(json.loads(line)))
+        for bridge in bridges:
+            bridge.wake()
         print("changed", flush=True)
     for task in following:
         task.cancel()

@@ -1,6 +1,6 @@
 """The daemon's call to the servers: what it has, and what it should do.
 
-Each request says everything, and is held until the server has something new. When the daemon has
+Each request reports everything, and is held until the server has something new. When the daemon has
 something new, it abandons that request for the next one.
 """
 
@@ -17,7 +17,9 @@ import msgspec
 from forewarn.core.fleet import Vm
 from forewarn.errors import Error, HostTaken, Invalid, Unavailable
 from forewarn.hostd.inventory import Inventory, Report
+from forewarn.hostd.refusals import Refusals
 from forewarn.hostd.settings import HostToken
+from forewarn.hostd.unconfirmed import Unconfirmed
 from forewarn.hostd.upstream import Request, ServerLost, Upstream
 from forewarn.hostd.worker import ImpactRunner
 from forewarn.log import log
@@ -68,7 +70,11 @@ class ReceivedWork(Work, frozen=True):
 
 
 class ControlLoop:
-    """One run of the daemon. `session` distinguishes it from another daemon with its host name."""
+    """One run of the daemon.
+
+    `session` distinguishes it from another run, `machine` from a daemon with its host name on
+    another machine.
+    """
 
     def __init__(
         self,
@@ -78,16 +84,22 @@ class ControlLoop:
         inventory: Inventory,
         runner: ImpactRunner,
         session: str,
+        machine: str,
         retry_seconds: float = RETRY_SECONDS,
         chance: Callable[[], float] = random.random,
+        refusals: Refusals | None = None,
+        unconfirmed: Unconfirmed | None = None,
     ) -> None:
         self._upstream = upstream
         self._inventory = inventory
         self._runner = runner
         self._session = session
+        self._machine = machine
         self._numbers = itertools.count(1)
         self._retry_seconds = retry_seconds
         self._chance = chance
+        self._refusals = refusals or Refusals()
+        self._unconfirmed = unconfirmed or Unconfirmed()
         self._target = f"/api/v1/hosts/{host}/work".encode()
         self._headers = (
             (b"authorization", f"Bearer {token.text}".encode()),
@@ -95,9 +107,11 @@ class ControlLoop:
         )
         self._news = asyncio.Event()
         inventory.on_change, runner.on_change = self._news.set, self._on_result
+        self._unconfirmed.on_end = self._news.set
         self._reported: Report | None = None
         self._reported_at = -REPORT_AGAIN_SECONDS
         self._server = ""
+        self._answered_by, self._answered_at = "", 0.0
         self._failures = 0
         self._was_accepted = False
         self._rejected_by: set[str] = set()
@@ -107,8 +121,9 @@ class ControlLoop:
         """Work until cancelled, then end the session."""
         try:
             while True:  # ends when cancelled
-                await self._inventory.readable.wait()  # a host that cannot act is unreachable
-                await self._runner.find_begun()
+                await self._inventory.tried.wait()
+                if not self._inventory.problem:
+                    await self._runner.find_begun()
                 await self._turn()
         except asyncio.CancelledError:
             await self._leave()
@@ -135,8 +150,8 @@ class ControlLoop:
         loop, report = asyncio.get_running_loop(), self._inventory.report
         is_new = report is not self._reported
         due = self._reported_at + (REPORT_EVERY_SECONDS if is_new else REPORT_AGAIN_SECONDS)
-        if self._inventory.is_stale:  # it may have a VM that an impact has removed
-            return None
+        if self._inventory.is_stale or self._inventory.problem:
+            return None  # it may have a VM that an impact has removed
         if due <= loop.time():
             return report
         if is_new:
@@ -148,9 +163,13 @@ class ControlLoop:
         self._news.set()
 
     async def _exchange(self, report: Report | None) -> Work | None:
-        """Say everything, and get what is new; None if the daemon has something new first."""
-        sent = HostReport(msgspec.to_builtins(report.vms), report.memory_bytes) if report else None
-        is_held = report is None and self._server != ""
+        """Report everything, and get what is new; None if the daemon has something new first."""
+        sent = None
+        if report is not None:
+            age_seconds = asyncio.get_running_loop().time() - self._inventory.listed_at
+            vms = msgspec.to_builtins(report.vms)
+            sent = HostReport(vms, report.memory_bytes, max(age_seconds, 0.0))
+        is_held = report is None and self._server != "" and not self._unconfirmed.has_ended
         request = self._make_request(inventory=sent, wait=is_held)
         if not is_held:  # the first response says whether this server serves us
             try:
@@ -169,8 +188,18 @@ class ControlLoop:
             news.cancel()
 
     def _make_request(self, **fields: Any) -> WorkRequest:
-        running, number = self._runner.running(), next(self._numbers)
-        return WorkRequest(self._session, running, number=number, **fields)
+        refusals = self._refusals
+        return WorkRequest(
+            self._session,
+            self._machine,
+            self._runner.running(),
+            number=next(self._numbers),
+            refusals=dict(refusals.counts),
+            refused=refusals.lasting(),
+            problem=self._inventory.problem,
+            unconfirmed_seconds=self._unconfirmed.seconds,
+            **fields,
+        )
 
     async def _call(self, request: WorkRequest) -> Work:
         """It may be repeated: that changes nothing.
@@ -182,7 +211,9 @@ class ControlLoop:
         url, status = self._upstream.current, response.status
         try:
             if status == OK:
-                return msgspec.json.decode(response.body, type=ReceivedWork)
+                work = msgspec.json.decode(response.body, type=ReceivedWork)
+                self._on_response(request)
+                return work
             refusal = msgspec.json.decode(response.body, type=Refusal)
         except msgspec.MsgspecError as error:
             problem = f"status {status} and not what was expected: {error}"
@@ -194,16 +225,26 @@ class ControlLoop:
             raise TokenRejected(message)
         raise HostTaken(message) if refusal.error == HostTaken.code else CallRefused(message)
 
+    def _on_response(self, request: WorkRequest) -> None:
+        """Note for how long there was none, if the last server was lost."""
+        now, server = asyncio.get_running_loop().time(), self._upstream.current
+        self._unconfirmed.report(request.unconfirmed_seconds)
+        if self._answered_by and (self._failures or server != self._answered_by):
+            self._unconfirmed.miss(now - self._answered_at)
+        self._answered_by, self._answered_at = server, now
+
     def _on_work(self, work: Work, report: Report | None) -> None:
         server = self._upstream.current
         if not self._server:
             log.info("connected to server", server=server)
             self._logged.clear()
         if report is not None:
-            self._reported = report if work.is_merged else None
+            self._reported = report
             self._reported_at = asyncio.get_running_loop().time()
-        elif self._server != server:  # it gets everything again
-            self._reported = None
+        if not work.is_merged or (report is None and self._server != server):
+            self._reported = None  # it gets everything again
+        if not work.is_merged and not self._inventory.problem:
+            self._inventory.refresh()  # it wants to know which VMs run now
         self._server, self._was_accepted, self._failures = server, True, 0
         for problem in work.problems:
             self._log_once("VM not accepted", problem)

@@ -8,16 +8,24 @@ import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
+from forewarn.config import PlatformName
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.errors import Unavailable
+from forewarn.hostd.bridge_listener import BridgeListener
 from forewarn.hostd.control import ControlLoop
+from forewarn.hostd.disk_lock import find_missing_lock
 from forewarn.hostd.inventory import CommandSource, Inventory, Source
-from forewarn.hostd.relay import BridgeListener, Relay
-from forewarn.hostd.settings import HostdConfig, HostToken, read_token
+from forewarn.hostd.moves import Moves
+from forewarn.hostd.refusals import Refusals
+from forewarn.hostd.relay import Relay
+from forewarn.hostd.settings import HostdConfig, identify_machine, read_token
+from forewarn.hostd.unconfirmed import Unconfirmed
 from forewarn.hostd.upstream import Upstream
 from forewarn.hostd.worker import ImpactRunner
+from forewarn.log import log
 from forewarn.platform.base import Platform
+from forewarn.platform.file_systems import read_mounts
 from forewarn.platform.open import open_platform
 from forewarn.systemd import Notifier
 
@@ -26,17 +34,36 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
     """Run the daemon until cancelled. `on_ready` gets one line about it."""
     assert config.token_file is not None
     notifier = Notifier(os.environ, pid=os.getpid())
-    token = read_token(config.token_file)
+    token, machine = read_token(config.token_file), identify_machine(config.machine)
     status = f"host {config.host}, bridges {', '.join(config.bridge) or 'none'}"
     async with AsyncExitStack() as stack:
         mark_as_running(config, stack)
+        if config.platform is PlatformName.LIBVIRT:
+            missing = find_missing_lock(config.libvirt_uri)
+            if missing:
+                log.warning("disks of VMs are not locked", problem=missing)
         upstream = Upstream(config.server, config.ca_file)
         platform = make_platform(config)
         inventory = Inventory(make_source(config, platform), config.inventory_seconds)
-        runner = ImpactRunner(platform, config.impacts_max, RealClock(), config.host)
-        control = ControlLoop(upstream, config.host, token, inventory, runner, str(uuid.uuid4()))
+        moves, refusals, unconfirmed = Moves(), Refusals(), Unconfirmed()
+        session = str(uuid.uuid4())
+        runner = ImpactRunner(platform, config.impacts_max, RealClock(), config.host, moves)
+        control = ControlLoop(
+            upstream,
+            config.host,
+            token,
+            inventory,
+            runner,
+            session,
+            machine,
+            refusals=refusals,
+            unconfirmed=unconfirmed,
+        )
         stack.callback(notifier.stopping, "ending the session")
-        listeners = await start_relay(config, token, inventory, stack)
+        metadata = Upstream(config.metadata_server, config.ca_file)
+        stack.callback(metadata.close)
+        relay = Relay(metadata, token, moves, refusals=refusals, unconfirmed=unconfirmed)
+        listeners = await start_relay(config, relay, inventory, stack)
         follows = [listener.follow() for listener in listeners]
         try:
             async with asyncio.TaskGroup() as group:
@@ -66,24 +93,30 @@ def mark_as_running(config: HostdConfig, stack: AsyncExitStack) -> None:
 
 
 async def start_relay(
-    config: HostdConfig, token: HostToken, inventory: Inventory, stack: AsyncExitStack
+    config: HostdConfig, relay: Relay, inventory: Inventory, stack: AsyncExitStack
 ) -> list[BridgeListener]:
     """Listen on each bridge until the stack is closed."""
-    upstream = Upstream(config.metadata_server, config.ca_file)
-    stack.callback(upstream.close)
-    relay, address, ids = Relay(upstream, token), config.listen, inventory.ids
+    address, ids = config.listen, inventory.ids
     listeners = [BridgeListener(relay, bridge, address, ids) for bridge in config.bridge]
+
+    def wake() -> None:
+        for listener in listeners:
+            listener.wake()
+
+    inventory.on_ports = wake
     stack.push_async_callback(lambda: asyncio.gather(*(each.stop() for each in listeners)))
     problems = [await listener.update() for listener in listeners]
     if listeners and not any(listener.is_serving for listener in listeners):
-        raise Unavailable(problems[0])
+        raise Unavailable(problems[0][0].reason)
     return listeners
 
 
 def make_platform(config: HostdConfig) -> Platform:
     """The platform; it moves VMs only to the hosts that the server names."""
     durations, shared = Timing().duration, config.platform_config()
-    return open_platform(shared, RealClock(), durations=durations, environ=os.environ)
+    return open_platform(
+        shared, RealClock(), durations=durations, environ=os.environ, read_mounts=read_mounts
+    )
 
 
 def make_source(config: HostdConfig, platform: Platform) -> Source:

@@ -15,6 +15,7 @@ import msgspec
 from forewarn.errors import Error, Unavailable
 from forewarn.log import log
 from forewarn.option_kind import ExecCommand
+from forewarn.platform.base import PROBLEM_LENGTH_MAX
 from forewarn.platform.exec import Output, resolve_program, run_command
 from forewarn.platform.remote import ReportedVm
 
@@ -53,7 +54,9 @@ class Source(Protocol):
 class Inventory:
     """The VMs that the source listed last.
 
-    `readable` is set while the source answers. `on_change` is called when there is something new.
+    `tried` is set when the source has been asked. `problem` is why it did not answer then, which
+    stays the same until it answers. `listed_at` is the loop's time when it last began
+    to. `on_change` is called when there is something new.
     `ids` has the id of the VM at each interface of this host, by its index: a name may be used
     again for another VM. `interfaces` lists the index and name of each.
     """
@@ -69,9 +72,17 @@ class Inventory:
         self._interfaces = interfaces
         self.ids: dict[int, str] = {}
         self.report = Report()
-        self.readable = asyncio.Event()
+        self.tried = asyncio.Event()
+        self.problem = ""
         self.on_change: Callable[[], None] = lambda: None
+        self.on_ports: Callable[[], None] = lambda: None
         self._refreshes = self._listed = 0
+        self.listed_at = 0.0
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the source has answered."""
+        return self.tried.is_set() and not self.problem
 
     @property
     def is_stale(self) -> bool:
@@ -79,7 +90,7 @@ class Inventory:
         return self._listed != self._refreshes
 
     def refresh(self) -> None:
-        """An impact has ended: list the VMs again. It may have removed one."""
+        """List the VMs again: an impact may have removed one, or a server wants a new list."""
         self._refreshes += 1
         self._source.woken.set()
 
@@ -90,17 +101,16 @@ class Inventory:
             self._source.woken.clear()
             refreshes = self._refreshes
             try:
-                before = self._interfaces()
+                before, began_at = self._interfaces(), asyncio.get_running_loop().time()
                 self._update(await self._source.list_vms(), before)
-                pause = self._every_seconds
+                pause, self.listed_at = self._every_seconds, began_at
                 if self.is_stale:
                     self._listed = refreshes
                     self.on_change()
             except (Error, OSError) as error:
-                if self.readable.is_set() or not pause:
-                    log.warning("the VMs of this host cannot be listed", problem=str(error))
-                self.readable.clear()
+                self._on_failure(str(error) or type(error).__name__)
                 pause = min(max(2 * pause, 1.0), RETRY_SECONDS_MAX)
+            self.tried.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._source.woken.wait()
@@ -109,16 +119,24 @@ class Inventory:
     def _update(self, report: Report, before: list[tuple[int, str]]) -> None:
         """Only an interface that was there all the time is certainly the one that was listed."""
         indexes = {name: index for index, name in {*before} & {*self._interfaces()}}
+        known = dict(self.ids)
         self.ids.clear()
         for vm in [each for each in report.vms if each.power == "running"]:
             for index in [indexes[port] for port in vm.ports if port in indexes]:
                 self.ids[index] = "" if index in self.ids else vm.id.lower()
-        if not self.readable.is_set():
+        if self.ids != known:
+            self.on_ports()
+        if self.problem or not self.tried.is_set():
             log.info("the VMs of this host are listed", vms=len(report.vms))
-        if report != self.report:
-            self.report = report
+        if report != self.report or self.problem:
+            self.report, self.problem = report, ""
             self.on_change()
-        self.readable.set()
+
+    def _on_failure(self, problem: str) -> None:
+        if not self.problem:
+            log.warning("the VMs of this host cannot be listed", problem=problem)
+            self.problem = f"its VMs cannot be listed: {problem}"[:PROBLEM_LENGTH_MAX]
+            self.on_change()
 
 
 class CommandSource:

@@ -25,8 +25,7 @@ class Poll(NamedTuple):
     @classmethod
     def parse(cls, vm: str, request: Request) -> "Poll | None":
         """None for anything else, and for a web page, which gets no document."""
-        path = request.target.partition(b"?")[0].lower()
-        if request.method != "GET" or not path.removesuffix(b"/").endswith(b"/scheduledevents"):
+        if request.method != "GET" or not is_document(request.target):
             return None
         headers = join_headers(request.headers)
         if b"origin" in headers:
@@ -64,6 +63,12 @@ class LastDocuments:
         headers = [each for each in response.headers if not each[0].lower().startswith(left_out)]
         headers.append((b"age", b"%d" % (now - at)))
         return Response(304, headers, b"") if is_known else Response(200, headers, response.body)
+
+
+def is_document(target: bytes) -> bool:
+    """Whether the target of a request is the document."""
+    path = target.partition(b"?")[0].lower()
+    return path.removesuffix(b"/").endswith(b"/scheduledevents")
 
 
 def _tag(response: Response) -> str:

@@ -1,6 +1,7 @@
 """Lists the domains of the local libvirt; its events say when that is worth doing again."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -9,6 +10,7 @@ import libvirt
 from forewarn.errors import Invalid
 from forewarn.hostd.inventory import ListedVm, Report
 from forewarn.log import log
+from forewarn.platform.file_systems import MountTable, read_mounts
 from forewarn.platform.libvirt.connection import LibvirtHosts
 from forewarn.platform.libvirt.discovery import list_domains
 from forewarn.platform.libvirt.domain_xml import DiscoveredVm
@@ -24,7 +26,13 @@ EVENTS = (
 class LibvirtSource:
     """`Inventory.run` is its only caller, with one call at a time."""
 
-    def __init__(self, libvirts: LibvirtHosts, host: str) -> None:
+    def __init__(
+        self,
+        libvirts: LibvirtHosts,
+        host: str,
+        read_mounts: Callable[[], MountTable] = read_mounts,
+    ) -> None:
+        self._read_mounts = read_mounts
         self._libvirts = libvirts
         self._host = host
         self._loop = asyncio.get_running_loop()
@@ -40,7 +48,7 @@ class LibvirtSource:
         if connection is not self._watched:
             self._watch(connection)
         problems = list[Invalid]()
-        found = list_domains(connection, self._host, problems)
+        found = list_domains(connection, self._host, problems, self._read_mounts())
         for message in {each.message for each in problems} - self._logged:
             log.warning("metadata of a domain ignored", problem=message)
         self._logged = {each.message for each in problems}

@@ -1,7 +1,7 @@
-"""Linux's neighbour tables, bridge forwarding tables and addresses, by rtnetlink messages.
+"""Linux's neighbour tables, bridge forwarding tables and addresses, by netlink messages.
 
-Only the few messages that the relay needs, without a library: see rtnetlink(7) and
-linux/neighbour.h.
+Only the few messages that the relay needs, without a library: see rtnetlink(7),
+linux/neighbour.h and linux/netfilter/nf_tables.h.
 """
 
 import asyncio
@@ -12,25 +12,33 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 AF_BRIDGE = 7
-NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 0x1, 0x4, 0x200, 0x400
+NLM_F_REQUEST, NLM_F_ACK = 0x1, 0x4
+NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x100, 0x200, 0x400
 NLMSG_ERROR = 2
-RTM_DELLINK, RTM_NEWADDR = 17, 20
+RTM_NEWLINK, RTM_DELLINK, RTM_NEWADDR = 16, 17, 20
 RTM_NEWNEIGH, RTM_DELNEIGH, RTM_GETNEIGH = 28, 29, 30
 RTMGRP_LINK, RTMGRP_NEIGH = 0x1, 0x4
 NDA_DST, NDA_LLADDR, NDA_VLAN, NDA_MASTER = 1, 2, 5, 9
-IFA_ADDRESS, IFA_LOCAL = 1, 2
-IFA_F_NODAD, RT_SCOPE_LINK = 0x02, 253
-NUD_INCOMPLETE, NUD_FAILED, NUD_PERMANENT = 0x01, 0x20, 0x80
+IFA_ADDRESS, IFA_LOCAL, IFA_CACHEINFO = 1, 2, 6
+IFA_F_NODAD, IFA_F_DEPRECATED, RT_SCOPE_LINK = 0x02, 0x20, 253
+NUD_INCOMPLETE, NUD_FAILED, NUD_NOARP, NUD_PERMANENT = 0x01, 0x20, 0x40, 0x80
+NTF_STICKY = 0x40
+NETLINK_NETFILTER, NFT_MSG_GETGEN, NFTA_GEN_ID = 12, 10 << 8 | 16, 1
 
 HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 ATTRIBUTE = struct.Struct("=HH")  # rtattr: length, type
 NEIGHBOUR = struct.Struct("=BxxxiHBB")  # ndmsg: family, index, state, flags, type
 LINK = struct.Struct("=BxHiII")  # ifinfomsg: family, type, index, flags, change
 ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, scope, index
+LIFETIMES = struct.Struct("=IIII")  # ifa_cacheinfo: preferred, valid, created, updated
+UNLIMITED = 0xFFFFFFFF
+NETFILTER = struct.Struct("!BBH")  # nfgenmsg: family, version, resource
 
+IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 RECEIVE_BYTES = 64 * 1024
 RECEIVE_SECONDS_MAX = 2.0
 SO_RCVBUFFORCE = 33
@@ -54,11 +62,27 @@ class Neighbour(NamedTuple):
     bridge: int
     vlan: int = 0
     is_deleted: bool = False
+    flags: int = 0
 
     @property
-    def is_learned(self) -> bool:
+    def is_guests(self) -> bool:
         """Of a forwarding table: whether it is an address behind a port, and not the port's own."""
         return bool(self.bridge) and not self.vlan and not self.state & NUD_PERMANENT
+
+    @property
+    def is_fixed(self) -> bool:
+        """Of a forwarding table: whether it may name a port where the address is not.
+
+        An operator made the entry. The bridge has not learned it, and may not change it.
+        """
+        return bool(self.state & NUD_NOARP or self.flags & NTF_STICKY)
+
+
+class LinkChange(NamedTuple):
+    """An interface was made, changed or deleted, or is a port of a bridge now."""
+
+    interface: int
+    is_deleted: bool = False
 
 
 class Netlink:
@@ -95,19 +119,19 @@ class Netlink:
         found = _find(NEIGHBOUR.pack(family, interface, 0, 0, 0) + _attribute(NDA_DST, packed))
         return found.mac if found and not found.state & (NUD_INCOMPLETE | NUD_FAILED) else b""
 
-    def bridge_port(self, bridge: int, mac: bytes) -> int:
-        """The interface at which a bridge has seen this MAC last; 0 if it has not."""
+    def forwarding_entry(self, bridge: int, mac: bytes) -> Neighbour | None:
+        """Where a bridge has seen this MAC last; None if it has not."""
         master = _attribute(NDA_MASTER, struct.pack("=I", bridge))
         header = NEIGHBOUR.pack(AF_BRIDGE, 0, 0, 0, 0)
         found = _find(header + _attribute(NDA_LLADDR, mac) + master)
-        return found.interface if found and found.is_learned else 0
+        return found if found and found.is_guests else None
 
-    def notices(self) -> list[Neighbour | int] | None:
-        """What has changed since the last call: entries, and interfaces that were deleted.
+    def notices(self) -> list[Neighbour | LinkChange] | None:
+        """What has changed since the last call.
 
         None if the kernel had to drop some of it, or if there is more.
         """
-        notices: list[Neighbour | int] = []
+        notices: list[Neighbour | LinkChange] = []
         for _ in range(NOTICES_MAX):
             try:
                 notices += parse_notices(self._notices.recv(RECEIVE_BYTES))
@@ -125,14 +149,33 @@ class Netlink:
 def add_address(interface: int, address: str) -> None:
     """Give an interface this address, unless it has it; OSError if that is not possible.
 
-    An IPv6 address is used at once: every host has the same one, so a duplicate is expected.
+    An IPv6 address is used at once: every host has the same one, so a duplicate is expected. It
+    is deprecated, which one that the interface has becomes too. So the kernel answers from it, and
+    does not choose it for what the host itself sends, which the bridge's table would drop.
     """
     family, packed = pack_address(address)
-    flags = IFA_F_NODAD if family is socket.AF_INET6 else 0
-    header = ADDRESS.pack(family, 8 * len(packed), flags, RT_SCOPE_LINK, interface)
     attributes = _attribute(IFA_LOCAL, packed) + _attribute(IFA_ADDRESS, packed)
+    flags, if_present = 0, NLM_F_EXCL
+    if family is socket.AF_INET6:
+        if _is_deprecated(interface, packed):
+            return  # a change wakes all programs that follow the addresses of the host
+        attributes += _attribute(IFA_CACHEINFO, LIFETIMES.pack(0, UNLIMITED, 0, 0))
+        flags, if_present = IFA_F_NODAD, NLM_F_REPLACE
+    header = ADDRESS.pack(family, 8 * len(packed), flags, RT_SCOPE_LINK, interface)
     with suppress(FileExistsError):
-        _call(RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL, header + attributes)
+        _call(RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | if_present, header + attributes)
+
+
+def _is_deprecated(interface: int, address: bytes) -> bool:
+    """Whether an interface has this IPv6 address, as a deprecated one."""
+    try:
+        lines = IPV6_ADDRESSES.read_text().splitlines()
+    except OSError:
+        return False
+    for found, index, _, _, flags, *_ in map(str.split, lines):
+        if found == address.hex() and int(index, 16) == interface:
+            return bool(int(flags, 16) & IFA_F_DEPRECATED)
+    return False
 
 
 def pack_address(address: str) -> tuple[socket.AddressFamily, bytes]:
@@ -147,10 +190,19 @@ def _find(payload: bytes) -> Neighbour | None:
         return None
 
 
-def _call(kind: int, flags: int, payload: bytes) -> bytes:
+def nftables_generation() -> int:
+    """A number that the kernel changes with every change of an nftables table; 0 if unknown."""
+    try:
+        response = _call(NFT_MSG_GETGEN, 0, NETFILTER.pack(0, 0, 0), NETLINK_NETFILTER)
+    except OSError:
+        return 0
+    return int.from_bytes(_attributes(response, NETFILTER.size).get(NFTA_GEN_ID, b""), "big")
+
+
+def _call(kind: int, flags: int, payload: bytes, family: int = socket.NETLINK_ROUTE) -> bytes:
     """The payload of the kernel's response, which comes at once; the OSError that it reports."""
     header = HEADER.pack(HEADER.size + len(payload), kind, NLM_F_REQUEST | flags, 0, 0)
-    with _open_socket() as connection:
+    with _open_socket(family) as connection:
         connection.settimeout(RECEIVE_SECONDS_MAX)
         connection.send(header + payload)
         kind, response = next(messages(connection.recv(RECEIVE_BYTES)))
@@ -159,16 +211,16 @@ def _call(kind: int, flags: int, payload: bytes) -> bytes:
     return response
 
 
-def _open_socket() -> socket.socket:
-    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+def _open_socket(family: int = socket.NETLINK_ROUTE) -> socket.socket:
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, family)
 
 
-def parse_notices(data: bytes) -> Iterator[Neighbour | int]:
+def parse_notices(data: bytes) -> Iterator[Neighbour | LinkChange]:
     for kind, payload in messages(data):
-        if kind == RTM_DELLINK:
+        if kind in (RTM_NEWLINK, RTM_DELLINK):
             family, _, interface, _, _ = LINK.unpack_from(payload)
-            if family != AF_BRIDGE:  # with it, the interface has only left its bridge
-                yield interface
+            # Of AF_BRIDGE, the interface has only left its bridge.
+            yield LinkChange(interface, kind == RTM_DELLINK and family != AF_BRIDGE)
         elif kind in (RTM_NEWNEIGH, RTM_DELNEIGH):
             yield parse_neighbour(payload)._replace(is_deleted=kind == RTM_DELNEIGH)
 
@@ -184,20 +236,26 @@ def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_neighbour(payload: bytes) -> Neighbour:
-    family, interface, state, _, _ = NEIGHBOUR.unpack_from(payload)
-    values: dict[int, bytes] = {}
-    at = NEIGHBOUR.size
-    while at + ATTRIBUTE.size <= len(payload):
-        length, kind = ATTRIBUTE.unpack_from(payload, at)
-        values[kind] = payload[at + ATTRIBUTE.size : at + length]
-        at += _align(max(length, ATTRIBUTE.size))
+    family, interface, state, flags, _ = NEIGHBOUR.unpack_from(payload)
+    values = _attributes(payload, NEIGHBOUR.size)
     packed = values.get(NDA_DST, b"")
     kinds = {4: socket.AF_INET, 16: socket.AF_INET6}
     address = socket.inet_ntop(kinds[len(packed)], packed) if len(packed) in kinds else ""
     bridge, vlan = (
         int.from_bytes(values.get(kind, b""), sys.byteorder) for kind in (NDA_MASTER, NDA_VLAN)
     )
-    return Neighbour(family, interface, state, values.get(NDA_LLADDR, b""), address, bridge, vlan)
+    mac = values.get(NDA_LLADDR, b"")
+    return Neighbour(family, interface, state, mac, address, bridge, vlan, flags=flags)
+
+
+def _attributes(payload: bytes, at: int) -> dict[int, bytes]:
+    """The attributes that begin there, by their types."""
+    values: dict[int, bytes] = {}
+    while at + ATTRIBUTE.size <= len(payload):
+        length, kind = ATTRIBUTE.unpack_from(payload, at)
+        values[kind] = payload[at + ATTRIBUTE.size : at + length]
+        at += _align(max(length, ATTRIBUTE.size))
+    return values
 
 
 def _attribute(kind: int, value: bytes) -> bytes:

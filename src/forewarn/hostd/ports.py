@@ -9,16 +9,29 @@ which port it has seen that MAC last. Three things could go wrong, and all are r
   which of them sent a packet last.
 - The first packet was sent long ago: a guest can begin a connection with its neighbour's MAC, and
   complete it when the neighbour has its port back.
+
+All of that needs a bridge that learns at which port a MAC is. One with a port that does not learn
+is not served, and neither is a MAC whose entry was made by hand.
 """
 
+import asyncio
 import socket
 import struct
 import time
 from pathlib import Path
 from typing import NamedTuple
 
+from forewarn.engine.clock import RealClock
+from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.errors import Unavailable
-from forewarn.hostd.netlink import AF_BRIDGE, Neighbour, Netlink, add_address, pack_address
+from forewarn.hostd.netlink import (
+    AF_BRIDGE,
+    LinkChange,
+    Neighbour,
+    Netlink,
+    add_address,
+    pack_address,
+)
 from forewarn.option_kind import Address
 
 DOUBT_SECONDS = 2.0
@@ -26,6 +39,10 @@ DOUBT_SECONDS = 2.0
 ENTRIES_MAX = 16_384
 """Entries that are cached: a guest can make up as many addresses as it likes."""
 BACKLOG = 4096
+SYN_RETRIES = 1
+"""How often our response to a first packet is sent again: a half-open connection lasts three
+seconds. One that is established after a repetition is refused anyway.
+"""
 TCP_SAVE_SYN, TCP_SAVED_SYN = 27, 28
 SAVE_FROM_ETHERNET = 2
 SYN_BYTES_MAX = 512
@@ -36,10 +53,15 @@ IP_TYPES = (0x0800, 0x86DD)
 
 
 class Peer(NamedTuple):
-    """The other side of a connection; `mac` is the source of its first packet."""
+    """The other side of a connection; `mac` is the source of its first packet.
+
+    `address` is empty if the peer has reset the connection. `has_syn`: the kernel has kept the
+    first packet. It has not if it had to use a SYN cookie.
+    """
 
     address: str
     mac: bytes
+    has_syn: bool = True
 
 
 class BridgePorts:
@@ -51,13 +73,15 @@ class BridgePorts:
 
     `_ports` has where each MAC was seen last; negative if the entry was deleted since. A MAC that
     comes to a port is in doubt unless it was there before: what is not known may have been
-    elsewhere.
+    elsewhere. `links_changed` is set when a port may have come or gone.
     """
 
     def __init__(self, index: int, kernel: Netlink, vms: dict[int, str]) -> None:
         self.index = index
         self._kernel = kernel
         self._vms = vms
+        self.links_changed = asyncio.Event()
+        self._throttled_log = ThrottledLog(RealClock())
         self._macs: dict[str, bytes] = {}
         self._ports: dict[bytes, int] = {}
         self._doubted_until: dict[bytes, float] = {}
@@ -71,12 +95,20 @@ class BridgePorts:
 
         Unavailable if that is in doubt, so that the peer should connect again.
         """
+        if not peer.address:
+            return ""
+        try:
+            return self._find(peer, now)
+        except OSError as error:  # this process lacks file descriptors, say
+            raise Unavailable("Service unavailable. The port of the bridge is unknown") from error
+
+    def _find(self, peer: Peer, now: float) -> str:
         self.follow(now)
         if peer.mac and self._ports.get(peer.mac, 0) <= 0:
-            port = self._kernel.bridge_port(self.index, peer.mac)
+            entry = self._kernel.forwarding_entry(self.index, peer.mac)
             self.follow(now)  # what has changed before this answer
-            if port and self._ports.get(peer.mac, 0) <= 0:
-                self._ports[peer.mac] = port
+            if entry and not self._is_fixed(entry) and self._ports.get(peer.mac, 0) <= 0:
+                self._ports[peer.mac] = entry.interface
         doubted_until = max(self._doubted_until.get(peer.mac, 0.0), self._all_doubted_until)
         if not peer.mac or doubted_until > now:
             raise Unavailable("Service unavailable. The port of the bridge is in doubt")
@@ -96,39 +128,69 @@ class BridgePorts:
                 cache.clear()
             self._all_doubted_until = now + DOUBT_SECONDS
         for notice in notices or ():
-            if isinstance(notice, int):
-                self._vms.pop(notice, None)
+            if isinstance(notice, LinkChange):
+                self.links_changed.set()
+                if notice.is_deleted:
+                    self._vms.pop(notice.interface, None)
             elif notice.family != AF_BRIDGE and notice.interface == self.index:
                 self._macs.pop(notice.address, None)
-            elif notice.bridge == self.index and notice.is_learned:
+            elif notice.bridge == self.index and notice.is_guests:
                 self._follow_port(notice, now)
 
     def _follow_port(self, entry: Neighbour, now: float) -> None:
         last = abs(self._ports.get(entry.mac, 0))
-        if entry.is_deleted:
+        if entry.is_deleted or self._is_fixed(entry):
             self._ports[entry.mac] = -last
             return
         if last != entry.interface:
             self._doubted_until[entry.mac] = now + DOUBT_SECONDS
         self._ports[entry.mac] = entry.interface
 
+    def _is_fixed(self, entry: Neighbour) -> bool:
+        if entry.is_fixed:
+            text = "a guest is not served: its forwarding entry is static or sticky"
+            self._throttled_log.warn(text, mac=entry.mac.hex(":"))
+        return entry.is_fixed
+
 
 def open_bridge(bridge: str, vms: dict[int, str]) -> BridgePorts:
     """Unavailable if there is no such bridge, or not now: libvirt may create it later."""
-    index, folder = interface_index(bridge), Path("/sys/class/net", bridge, "bridge")
-    vlans = folder / "vlan_filtering"  # a kernel without VLANs of bridges does not have it
-    if not index:
+    kernel = Netlink.open()
+    ports = BridgePorts(interface_index(bridge), kernel, vms)
+    kernel.on_notice(lambda: ports.follow(time.monotonic()))
+    return ports
+
+
+def check_bridge(bridge: str) -> None:
+    """Unavailable if its guests cannot be served, or not safely."""
+    folder = Path("/sys/class/net", bridge, "bridge")
+    if not interface_index(bridge):
         raise Unavailable(f"the bridge {bridge} does not exist; expected a bridge of this host")
     if not folder.is_dir():
         raise Unavailable(
             f"{bridge} is not a Linux bridge; Open vSwitch and macvtap are not supported"
         )
-    if vlans.exists() and vlans.read_text() != "0\n":
+    if _setting(folder / "vlan_filtering", "0") != "0":
         raise Unavailable(f"the bridge {bridge} has vlan_filtering on; expected one without VLANs")
-    kernel = Netlink.open()
-    ports = BridgePorts(index, kernel, vms)
-    kernel.on_notice(lambda: ports.follow(time.monotonic()))
-    return ports
+    if _setting(folder / "ageing_time", "1") == "0":
+        raise Unavailable(
+            f"the bridge {bridge} has an ageing_time of 0, so it does not learn at which port a"
+            " MAC is; expected a longer one"
+        )
+    for port in sorted(folder.with_name("brif").iterdir()):
+        if _setting(port / "learning", "1") == "0":
+            raise Unavailable(
+                f"the port {port.name} of the bridge {bridge} does not learn MACs, so its guest"
+                " could act as another one; expected brport/learning to be 1 at every port"
+            )
+
+
+def _setting(file: Path, default: str) -> str:
+    """A kernel without the feature does not have it, nor has a port that was just deleted."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return default
 
 
 def interface_index(name: str) -> int:
@@ -152,6 +214,7 @@ def listen(bridge: str, address: Address) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, bridge.encode() + b"\0")
         listening.setsockopt(socket.IPPROTO_TCP, TCP_SAVE_SYN, SAVE_FROM_ETHERNET)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, SYN_RETRIES)
         listening.bind((*address, 0, index) if family is socket.AF_INET6 else address)
         listening.listen(BACKLOG)
     except OSError as error:
@@ -173,6 +236,8 @@ def peer_of(connection: socket.socket, address: str) -> Peer:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_RETRANSMITS.size)
     except OSError:
         return Peer(address, b"")
+    if not syn:
+        return Peer(address, b"", has_syn=False)
     _, source, kind = ETHERNET.unpack_from(syn.ljust(ETHERNET.size, b"\0"))
     is_prompt = TCP_INFO_RETRANSMITS.unpack(info) == (0,)
     return Peer(address, source if kind in IP_TYPES and is_prompt else b"")

@@ -11,7 +11,6 @@ import asyncio
 import hmac
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, cast
 
@@ -19,26 +18,25 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forewarn.engine.clock import wait_for_first
 from forewarn.errors import Error, Forbidden, Invalid, Unavailable
-from forewarn.hostd.last_document import LastDocuments, Poll
-from forewarn.hostd.netlink import add_address
-from forewarn.hostd.ports import BridgePorts, interface_index, listen, open_bridge, peer_of
+from forewarn.hostd.last_document import LastDocuments, Poll, is_document
+from forewarn.hostd.moves import Moves
+from forewarn.hostd.ports import BridgePorts, peer_of
+from forewarn.hostd.refusals import Refusals, reason_of, reason_of_status
 from forewarn.hostd.settings import HostToken
-from forewarn.hostd.upstream import TRY_NEXT, Request, Response, Upstream
+from forewarn.hostd.unconfirmed import Unconfirmed
+from forewarn.hostd.upstream import TRY_NEXT, Request, Response, ServerLost, Upstream
 from forewarn.log import log
-from forewarn.option_kind import Address
+from forewarn.platform.remote import RefusalReason
 from forewarn.web.http import message
-from forewarn.web.http.admission import Limits
+from forewarn.web.http.admission import Limits, TimedConnection
 from forewarn.web.http.connection import Connection, ConnectionPolicy
-from forewarn.web.http.listener import SERVER_METADATA, Listener
 from forewarn.web.http.message import Header
 from forewarn.web.http_status import BUG, ClientGone, headers_of, metadata_body, status_of
 
-ADDRESS_V6 = "fe80::a9fe:a9fe"
-"""169.254.169.254 for guests that have only IPv6, as in OpenStack."""
-FOLLOW_SECONDS = 2.0
 WAIT_SECONDS_MAX = 3600
 """The longest that a server can be configured to let a long poll wait."""
 SIGNED_MAX = 4096
+CONFIRMED = (200, 304)
 LIMITS = Limits(connections_max=4096, connections_per_address_max=64)
 
 IDENTITY = (b"x-forewarn-host", b"x-instance-id", b"x-forewarn-time", b"x-instance-id-signature")
@@ -60,15 +58,24 @@ def sign(token: HostToken, vm: str, minute: int) -> tuple[Header, ...]:
 class RelayPolicy(ConnectionPolicy):
     """What all connections from one bridge share."""
 
-    def __init__(self, ports: BridgePorts, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, ports: BridgePorts, limits: Limits = LIMITS, refusals: Refusals | None = None
+    ) -> None:
         super().__init__(limits, metadata_body)
         self.ports = ports
+        self.refusals = refusals or Refusals()
 
     def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
         return partial(RelayConnection, self, **arguments)
 
     def is_unknown(self, address: str) -> bool:
         return not address
+
+    def admit(self, connection: TimedConnection) -> bool:
+        is_admitted = super().admit(connection)
+        if not is_admitted:
+            self.refusals.add("", RefusalReason.TOO_MANY, is_poll=False)
+        return is_admitted
 
 
 class RelayConnection(Connection):
@@ -82,8 +89,14 @@ class RelayConnection(Connection):
     policy: RelayPolicy
 
     def identify(self) -> str:
+        """Empty if the guest is not known, or gone already: a reset leaves no address."""
         address = message.plain_address(self.client[0]) if self.client else ""
         self.peer = peer_of(self.transport.get_extra_info("socket"), address)
+        if address and not self.peer.has_syn:
+            self.policy.throttled_log.warn(
+                "connections of guests are refused: they come with SYN cookies,"
+                " because too many are half open"
+            )
         try:
             return self.policy.ports.vm_of(self.peer, time.monotonic())
         except Unavailable:
@@ -103,9 +116,16 @@ class RelayConnection(Connection):
         super().start_request()
         self.cycle.keep_alive = self.parser.should_keep_alive()  # uvicorn closes for HTTP/1.0
 
+    def reject(self, error: Error) -> None:
+        is_poll = bool(self.url) and self.parser.get_method() == b"GET" and is_document(self.url)
+        guest = self.address or self.peer.address
+        self.policy.refusals.add(guest, reason_of(error), is_poll=is_poll)
+        super().reject(error)
+
     def send_response(self, response: Response) -> None:
         cycle = self.cycle
         if cycle.disconnected or self.transport.is_closing():
+            cycle.disconnected = True  # else uvicorn logs that there is no response
             return
         headers = [each for each in response.headers if each[0].lower() not in HOP_BY_HOP]
         has_body = response.status not in (204, 304) and cycle.scope["method"] != "HEAD"
@@ -125,17 +145,23 @@ class RelayConnection(Connection):
 
 
 class Relay:
-    """The application of all bridges."""
+    """The application of all bridges. `moves` are the VMs that are leaving this host."""
 
     def __init__(
         self,
         upstream: Upstream,
         token: HostToken,
+        moves: Moves,
         now: Callable[[], float] = time.monotonic,
         wall_time: Callable[[], float] = time.time,
+        refusals: Refusals | None = None,
+        unconfirmed: Unconfirmed | None = None,
     ) -> None:
+        self.refusals = refusals or Refusals(now)
+        self.unconfirmed = unconfirmed or Unconfirmed(now)
         self._upstream = upstream
         self._token = token
+        self._moves = moves
         self._now = now
         self._wall_time = wall_time
         self._documents = LastDocuments()
@@ -144,14 +170,21 @@ class Relay:
         connection: RelayConnection = scope["connection"]
         try:
             response = await self._respond(connection, receive)
+            reason = reason_of_status(response.status)
             connection.check_identity()
         except ClientGone:
+            connection.cycle.disconnected = True  # else uvicorn logs that there is no response
             return
         except Error as error:
-            response = _error_response(error, connection)
+            response, reason = _error_response(error, connection), reason_of(error)
         except Exception:
             log.exception("request failed", path=scope["path"])
-            response = _error_response(BUG, connection)
+            response, reason = _error_response(BUG, connection), RefusalReason.SERVER_ERROR
+        is_poll = scope["method"] == "GET" and is_document(connection.url)
+        if response.status >= 400:
+            self.refusals.add(connection.address, reason, is_poll=is_poll)
+        elif is_poll:
+            self.refusals.end(connection.address)
         connection.send_response(response)
 
     async def _respond(self, connection: RelayConnection, receive: message.Receive) -> Response:
@@ -166,34 +199,57 @@ class Relay:
         return await self._upstream.send(request)
 
     async def _poll(self, poll: Poll, request: Request, receive: message.Receive) -> Response:
+        asked_at = self._now()
         try:
-            if poll.wait_seconds and self._upstream.has_room:
-                response = await self._wait(request, poll.wait_seconds, receive)
-            else:
+            response = await self._wait(poll, request, receive)
+            if response is None:
                 plain = [each for each in request.headers if each[0] != b"prefer"]
                 response = await self._upstream.send(request._replace(headers=plain))
-        except Unavailable:
+        except Unavailable as error:
+            silent_seconds = error.silent_seconds if isinstance(error, ServerLost) else 0.0
+            self._fail(poll, asked_at, silent_seconds)
             if last := self._documents.find(poll, self._now()):
                 return last
             raise
         if response.status in TRY_NEXT:
+            self._fail(poll, asked_at)
             return self._documents.find(poll, self._now()) or response
+        if response.status in CONFIRMED:
+            self.unconfirmed.confirm(None if poll.wait_seconds else asked_at)
         self._documents.record(poll, response, self._now())
         return response
 
-    async def _wait(self, request: Request, seconds: int, receive: message.Receive) -> Response:
-        """The response to a long poll, which is sent once.
+    def _fail(self, poll: Poll, asked_at: float, silent_seconds: float = 0.0) -> None:
+        """No server answers. One that let a poll wait was there until just now, unless its
+        machine is gone: then nothing came from it for some seconds.
+        """
+        lost_at = max(self._now() - silent_seconds, asked_at)
+        self.unconfirmed.fail(lost_at if poll.wait_seconds else asked_at)
+
+    async def _wait(
+        self, poll: Poll, request: Request, receive: message.Receive
+    ) -> Response | None:
+        """The response to a long poll, which is sent once; None if it should not wait.
 
         If its server is lost, the guest may be gone too, without a trace if it was reset. Another
         poll in its name would mean that it is back.
+
+        It does not wait while the VM moves, and stops waiting when the move begins. The guest
+        would wait on its new host for a response that only this host can send.
         """
-        seconds_max = min(seconds, WAIT_SECONDS_MAX) + request.seconds_max
+        is_moving = self._moves.is_moving(poll.vm)
+        if not poll.wait_seconds or is_moving or not self._upstream.has_room:
+            return None
+        seconds_max = min(poll.wait_seconds, WAIT_SECONDS_MAX) + request.seconds_max
         waiting = request._replace(seconds_max=seconds_max, may_repeat=False)
-        poll = asyncio.create_task(self._upstream.send(waiting))
-        await wait_for_first(poll, message.wait_for_disconnect(receive))
-        if not poll.done():
-            raise ClientGone("the client has disconnected")
-        return poll.result()
+        sent = asyncio.create_task(self._upstream.send(waiting))
+        move = asyncio.create_task(self._moves.wait_for(poll.vm))
+        await wait_for_first(sent, move, message.wait_for_disconnect(receive))
+        if sent.done():
+            return sent.result()
+        if move.done():
+            return None
+        raise ClientGone("the client has disconnected")
 
 
 def _error_response(error: Error, connection: RelayConnection) -> Response:
@@ -217,66 +273,3 @@ def forwarded_headers(headers: list[Header]) -> list[Header]:
             named.update(token.strip().lower() for token in value.split(b","))
     dropped = NOT_FORWARDED | (named - {b"host"}) if named else NOT_FORWARDED
     return [header for header in headers if header[0] not in dropped]
-
-
-@dataclass(eq=False)
-class BridgeListener:
-    """The listeners of one bridge, for IPv4 and IPv6.
-
-    A bridge may be made later, or deleted and made again with libvirt's network, and may get IPv6
-    at any time. `follow` notices that. `vms` has the id of the VM at each port, by its index.
-    """
-
-    relay: Relay
-    bridge: str
-    address: Address
-    vms: dict[int, str]
-
-    def __post_init__(self) -> None:
-        self._ports: BridgePorts | None = None
-        self._listeners: dict[Address, Listener] = {}
-
-    @property
-    def is_serving(self) -> bool:
-        return bool(self._listeners)
-
-    async def follow(self) -> None:
-        """Listen wherever that becomes possible, until cancelled; log each problem once."""
-        logged = ""
-        while True:
-            problem = await self.update()
-            if problem not in ("", logged):  # libvirt's networks are often without IPv6
-                write = log.info if self.is_serving else log.warning
-                write("not all guests are served", bridge=self.bridge, problem=problem)
-            logged = problem
-            await asyncio.sleep(FOLLOW_SECONDS)
-
-    async def update(self) -> str:
-        """Listen on both addresses, if that is possible now; the problem, if there is one."""
-        try:
-            if self._ports and self._ports.index != interface_index(self.bridge):
-                await self.stop()
-            self._ports = self._ports or open_bridge(self.bridge, self.vms)
-            for address in (self.address, Address(ADDRESS_V6, self.address.port)):
-                await self._listen(self._ports, address)
-        except (Error, OSError) as error:
-            return str(error)
-        return ""
-
-    async def _listen(self, ports: BridgePorts, address: Address) -> None:
-        """The bridge's address may have been removed, so it is added again and again."""
-        if address in self._listeners:
-            add_address(ports.index, address.host)
-            return
-        bound, policy = listen(self.bridge, address), RelayPolicy(ports)
-        listener = Listener(self.relay, address, policy, server_name=SERVER_METADATA, bound=bound)
-        await listener.start()
-        self._listeners[address] = listener
-        log.info("the relay listens", bridge=self.bridge, address=str(address))
-
-    async def stop(self) -> None:
-        listeners, self._listeners = self._listeners, {}
-        await asyncio.gather(*(listener.stop() for listener in listeners.values()))
-        if self._ports is not None:
-            self._ports.close()
-            self._ports = None

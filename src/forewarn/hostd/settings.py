@@ -1,6 +1,7 @@
 """The options of `forewarn hostd`, each declared once, and its token. As `forewarn.config`."""
 
 import hashlib
+import hmac
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +14,14 @@ from forewarn.option_kind import Address, ExecCommand, HostUri, OptionKind
 
 TOKEN = re.compile(r"fw_([a-z0-9][a-z0-9-]{0,62})_([0-9a-f]{64})")
 TOKEN_BYTES_MAX = 4096
+MACHINE_ID = re.compile(r"[0-9a-f]{32}")
+MACHINE_ID_FILE = Path("/etc/machine-id")
 SERVE = {each.name: each._replace(variable="") for each in options(Config)}
 LOCAL_LIBVIRT = "qemu:///system"
 
 NAME = OptionKind(kind.parse_text, "the name of a host")
 SERVERS = OptionKind(kind.parse_url, "http://HOST:PORT", lambda text: text.split(","))
+MACHINE = OptionKind(kind.parse_text, "a text that no other machine has")
 BRIDGE = OptionKind(kind.parse_text, "the name of a bridge")
 COMMAND = OptionKind(
     lambda text: ExecCommand("", kind.split_command(text, ())), "a command and its arguments"
@@ -42,6 +46,9 @@ class HostdConfig(Config):
         "The metadata listener of each server, for what guests request.")] = ()
     token_file: Annotated[Path | None, Option("Servers", kind.FILE,
         "File with a token of the role `host`.")] = None
+    machine: Annotated[str, Option("Servers", MACHINE,
+        "Identifies this machine: a host belongs to the machine whose daemon connects first. "
+        "By default a hash of /etc/machine-id.")] = ""
     ca_file: Annotated[Path | None, Option("Servers", kind.FILE,
         "PEM file with the certificates to verify the servers with, instead of the system's.")
         ] = None
@@ -79,6 +86,31 @@ class HostdConfig(Config):
         plain = [uri.uri for uri in self.libvirt_uri if not uri.host and "{host}" not in uri.uri]
         own = [HostUri(self.host, uri) for uri in (LOCAL_LIBVIRT, *plain)]
         return replace(self, libvirt_uri=(*own, *self.libvirt_uri))
+
+
+def identify_machine(chosen: str, path: Path = MACHINE_ID_FILE) -> str:
+    """A hash that identifies this machine: of the chosen text, or of what systemd has given it.
+
+    The hash is keyed, as machine-id(5) asks for: the id itself is not to leave the machine.
+    """
+    text = chosen or _read_machine_id(path)
+    return hmac.digest(text.encode(), b"forewarn hostd", "sha256").hex()
+
+
+def _read_machine_id(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError as error:
+        problem = f"cannot read {path}: {error.strerror or error}"
+    else:
+        if MACHINE_ID.fullmatch(text):
+            return text
+        problem = f"{path} has {text[:40]!r}, which is not a machine id"
+    raise Invalid(
+        f"machine: {problem}; expected the option machine, or an id as systemd-machine-id-setup"
+        " writes it",
+        option="machine",
+    )
 
 
 class HostToken(NamedTuple):

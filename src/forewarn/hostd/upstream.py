@@ -39,7 +39,9 @@ SOCKET_OPTIONS = (
 
 
 class ServerLost(Unavailable, code="server_lost"):
-    """The server does not answer."""
+    """The server does not answer; nothing came from it for `silent_seconds`."""
+
+    silent_seconds = 0.0
 
 
 class NotSent(ServerLost):
@@ -83,7 +85,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_head = is_head
         # A timer of this costs less than a timeout.
         problem = f"had no response within {seconds_max:g} s"
-        timer = loop.call_later(seconds_max, self.fail, problem)
+        timer = loop.call_later(seconds_max, self.fail, problem, RESPONSE_SECONDS_MAX)
         try:
             if not self.is_open:
                 self.fail("is closed")
@@ -107,7 +109,8 @@ class HttpConnection(asyncio.Protocol):
             connected.setsockopt(*option)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.fail(f"broke: {exc}" if exc else "was closed by the server")
+        is_silent = isinstance(exc, TimeoutError)
+        self.fail(f"broke: {exc}" if exc else "was closed by the server", DEAD_SECONDS * is_silent)
 
     def data_received(self, data: bytes) -> None:
         if self._pending is None or self._pending.done():  # a response to nothing
@@ -141,10 +144,12 @@ class HttpConnection(asyncio.Protocol):
             self.close()
         self._pending.set_result(response)
 
-    def fail(self, problem: str) -> None:
+    def fail(self, problem: str, silent_seconds: float = 0.0) -> None:
         """Close the connection; the request, if there is one, raises ServerLost."""
         if self._pending is not None and not self._pending.done():
-            self._pending.set_exception(ServerLost(f"the connection to {self._url} {problem}"))
+            lost = ServerLost(f"the connection to {self._url} {problem}")
+            lost.silent_seconds = silent_seconds
+            self._pending.set_exception(lost)
         self.close()
 
 
@@ -283,7 +288,7 @@ class Upstream:
         servers answer like that.
         """
         if self.busy >= self._connections_max:
-            raise Unavailable(f"{self._connections_max} requests are waiting for a server")
+            raise ServerLost(f"{self._connections_max} requests are waiting for a server")
         self.busy += 1
         try:
             return await self._try_each(request)

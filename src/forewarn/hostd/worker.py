@@ -7,7 +7,7 @@ import asyncio
 import dataclasses
 import functools
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from forewarn.errors import Error
+from forewarn.hostd.moves import Moves
 from forewarn.log import log
 from forewarn.platform.base import (
     DETAIL_LENGTH_MAX,
@@ -60,15 +61,21 @@ class ImpactRunner:
 
     What an earlier run of the daemon, or a failed try, has begun counts as running, too: the server
     hands it out again, or no longer wants it, and then its VM is recovered. `on_change` is called
-    when there is a result.
+    when there is a result. `moves` has the VMs that it is moving.
     """
 
     def __init__(
-        self, platform: Platform, impacts_max: int, clock: Sleeper, host: str = ""
+        self,
+        platform: Platform,
+        impacts_max: int,
+        clock: Sleeper,
+        host: str = "",
+        moves: Moves | None = None,
     ) -> None:
         self._platform = platform
         self._clock = clock
         self._host = host
+        self._moves = moves or Moves()
         self._begun: dict[ImpactKey, bool] = {}  # with whether the VM may be started
         self._has_looked = False
         self._slots = asyncio.Semaphore(impacts_max)
@@ -94,7 +101,7 @@ class ImpactRunner:
         if not self._has_looked and isinstance(self._platform, Recoverer):
             with suppress(Error):
                 begun = await self._platform.list_begun(self._host)
-                # This host may have been away, and somebody may have started the VM on another.
+                # This host may have been away, and an operator may have started the VM on another.
                 self._begun = dict.fromkeys(begun, False) | self._begun
                 self._has_looked = True
 
@@ -106,9 +113,16 @@ class ImpactRunner:
             self._start(request)
 
     def cancel_all(self) -> None:
-        """Another daemon acts for this host: leave the VMs to it."""
-        for impact in self._impacts.values():
+        """Another daemon acts for this host: leave the VMs to it.
+
+        If a server serves this one again, such as after a clone was stopped, it says what it has
+        left, which is tried again, or recovered.
+        """
+        for key, impact in self._impacts.items():
             impact.task.cancel()
+            is_done = impact.result is not None and not impact.result.problem
+            if not is_done and isinstance(self._platform, Recoverer):
+                self._begun[key] = True
         self._impacts.clear()
 
     async def stop(self) -> None:
@@ -135,6 +149,7 @@ class ImpactRunner:
             self._begun[key] = True
         may_start = self._begun.pop(key, None)
         if may_start is not None and is_recoverer:
+            may_start = may_start and each.may_start
             work = self._recover(each, self._tasks_of(key[1]), may_start=may_start)
             self._add_task(key[1], work)
 
@@ -201,9 +216,10 @@ class ImpactRunner:
             log.warning("platform call not started", vm=request.vm.name, problem=problem)
 
         platform, clock = self._platform, self._clock
-        return await run_platform_call(
-            lambda: platform.run_impact(request), clock, SHORTAGE_MAX, warn
-        )
+        with self._moves.moving(request.vm.id.lower()) if request.moves else nullcontext():
+            return await run_platform_call(
+                lambda: platform.run_impact(request), clock, SHORTAGE_MAX, warn
+            )
 
     async def _watch(
         self, impact: StartedImpact, result: ImpactResult, platform: BackWatcher

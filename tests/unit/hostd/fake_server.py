@@ -8,7 +8,9 @@ from typing import Any
 
 from forewarn.hostd.control import ControlLoop
 from forewarn.hostd.inventory import Inventory, ListedVm, Report
+from forewarn.hostd.refusals import Refusals
 from forewarn.hostd.settings import HostToken
+from forewarn.hostd.unconfirmed import Unconfirmed
 from forewarn.hostd.upstream import Upstream
 from forewarn.hostd.worker import ImpactRunner
 from forewarn.platform.base import ImpactRequest, ImpactResult, Platform
@@ -34,8 +36,11 @@ class FakeServer:
         self.inventories: list[dict[str, Any]] = []
         self.results: list[dict[str, Any]] = []
         self.running: list[dict[str, Any]] = []
-        self.polls = 0
+        self.polls = self.abandoned = 0
         self.numbers: list[int] = []
+        self.latest: dict[str, Any] = {}
+        self.problems: list[str] = []
+        self.unconfirmed: list[int] = []
         self.sessions_ended = 0
         self.refusal: tuple[int, Any] | None = None
         self.inventory_refusal: tuple[int, Any] | None = None
@@ -70,19 +75,23 @@ class FakeServer:
         assert request.headers["authorization"] == f"Bearer {TOKEN.text}"
         assert (request.method, request.path) == ("POST", "/api/v1/hosts/host-a/work")
         body = json.loads(request.body)
-        assert body.pop("session") == "session-1"
+        assert (body.pop("session"), body.pop("machine")) == ("session-1", "machine-1")
         self.numbers.append(body["number"])
+        self.latest = body
+        self.problems.append(body.get("problem", ""))
         if body.get("is_leaving"):
             self.sessions_ended += 1
         if "inventory" in body:
             if self.inventory_refusal is not None:
                 return self.inventory_refusal
+            assert 0 <= body["inventory"].pop("age_seconds") < 60
             self.inventories.append(body["inventory"])
         self.polls += 1
         self.running = body.get("running", [])
         for one in self.running:
             self._record(one)
-        seconds = 5 if body.get("wait") else 0
+        self.unconfirmed.append(body.get("unconfirmed_seconds", 0))
+        seconds = 5 if body.get("wait") and self.polls > 1 else 0
         return 200, await self._work(seconds) | {"is_merged": self.is_merging}
 
     def _record(self, one: dict[str, Any]) -> None:
@@ -102,7 +111,8 @@ class FakeServer:
         poll = self.polls
         for _ in range(1 + int(wait_seconds / LOOK_SECONDS)):
             if self.polls != poll:
-                break  # the daemon has abandoned this one
+                self.abandoned += 1  # the daemon has something new
+                break
             new = [
                 impact for key, impact in self.wanted.items() if running.get(key) != impact["tries"]
             ]
@@ -147,6 +157,7 @@ class FakeSource:
     def __init__(self, *names: str) -> None:
         self.woken = asyncio.Event()
         self.problem: Exception | None = None
+        self.listings = 0
         self.vms: tuple[ListedVm, ...] = ()
         self.list(*names)
 
@@ -158,6 +169,7 @@ class FakeSource:
         self.woken.set()
 
     async def list_vms(self) -> Report:
+        self.listings += 1
         if self.problem is not None:
             raise self.problem
         return Report(1 << 30, self.vms)
@@ -172,8 +184,20 @@ class Daemon:
         self.inventory = Inventory(self.source, 3600)
         self.runner = ImpactRunner(platform or self.platform, 2, InstantClock(), "host-a")
         upstream = Upstream([server.url for server in servers])
+        self.seconds = 0.0
+        self.refusals = Refusals(lambda: self.seconds)
+        self.unconfirmed = Unconfirmed(lambda: self.seconds)
         self.control = ControlLoop(
-            upstream, "host-a", TOKEN, self.inventory, self.runner, "session-1", LOOK_SECONDS
+            upstream,
+            "host-a",
+            TOKEN,
+            self.inventory,
+            self.runner,
+            "session-1",
+            "machine-1",
+            LOOK_SECONDS,
+            refusals=self.refusals,
+            unconfirmed=self.unconfirmed,
         )
 
 

@@ -3,12 +3,13 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Self, TypeVar
 
 import uvloop
 
+from forewarn.hostd.moves import Moves
 from forewarn.hostd.ports import BridgePorts, Peer
 from forewarn.hostd.relay import LIMITS, Relay, RelayPolicy
 from forewarn.hostd.settings import HostToken
@@ -49,6 +50,7 @@ class RelayWorld:
     ) -> None:
         self.servers = servers
         self.ports = LoopbackPorts()
+        self.moves = Moves()
         self.ahead_seconds = 0.0
         self._limits = limits
         self._connections_max = connections_max
@@ -68,8 +70,9 @@ class RelayWorld:
             await self._stack.enter_async_context(server)
         urls = [server.url for server in self.servers]
         self.upstream = Upstream(urls, connections_max=self._connections_max)
-        relay = Relay(self.upstream, TOKEN, self._now, lambda: MINUTE + 7.5)
-        policy = RelayPolicy(self.ports, self._limits)
+        relay = Relay(self.upstream, TOKEN, self.moves, self._now, lambda: MINUTE + 7.5)
+        self.refusals, self.unconfirmed = relay.refusals, relay.unconfirmed
+        policy = RelayPolicy(self.ports, self._limits, relay.refusals)
         address = Address("127.0.0.1", 0)
         self.listener = Listener(relay, address, policy, server_name=SERVER_METADATA)
         await self.listener.start()
@@ -95,6 +98,19 @@ class RelayWorld:
     def stop_servers(self) -> None:
         for server in self.servers:
             self.run(server.stop())
+
+    @contextmanager
+    def moving(self, vm: str) -> Iterator[None]:
+        """The VM moves to another host within this."""
+        move = self.moves.moving(vm)
+        self.run(self._call(move.__enter__))
+        try:
+            yield
+        finally:
+            self.run(self._call(lambda: move.__exit__(None, None, None)))
+
+    async def _call(self, act: Callable[[], object]) -> None:
+        act()
 
     def connect(self, source: str = "127.0.0.1") -> Client:
         return Client(self.listener.address.port, source)

@@ -1,13 +1,15 @@
 """What a daemon tells its servers, and how it finds one that answers."""
 
-import asyncio
 import logging
+from contextlib import AsyncExitStack
 
 import pytest
 
 from forewarn.errors import Invalid, Unavailable
 from forewarn.hostd.inventory import Report
+from forewarn.hostd.refusals import LASTING_SECONDS
 from forewarn.platform.base import ImpactResult
+from forewarn.platform.remote import RefusalReason
 from tests.builders import guid
 from tests.unit.hostd.fake_server import Daemon, fake_server, running, until
 from tests.unit.hostd.http_server import in_loop
@@ -35,6 +37,7 @@ async def test_inventory_is_sent_before_work_is_asked_for() -> None:
                         "kind": None,
                         "update_domain": None,
                         "fault_domain": None,
+                        "unmovable": "",
                         "ports": ["vnet1"],
                     }
                 ],
@@ -54,6 +57,16 @@ async def test_a_changed_inventory_is_sent() -> None:
 
 
 @in_loop
+async def test_inventory_that_the_server_wants_again_is_listed_again() -> None:
+    """It wants to know which VMs run now: those of an old list may have been moved since."""
+    async with fake_server() as server:
+        daemon, server.is_merging = Daemon(server), False
+        async with running(daemon):
+            await until(lambda: len(server.inventories) == 2)
+            assert daemon.source.listings == 2
+
+
+@in_loop
 async def test_an_inventory_from_before_the_end_of_an_impact_is_not_sent() -> None:
     """A VM that the impact has removed would join the fleet again."""
     async with fake_server() as server:
@@ -66,7 +79,7 @@ async def test_an_inventory_from_before_the_end_of_an_impact_is_not_sent() -> No
             daemon.inventory.report = Report(1, daemon.source.vms)  # not sent yet
             daemon.control._reported_at = -60
             daemon.platform.outcomes.put_nowait(ImpactResult())
-            await until(lambda: not daemon.inventory.readable.is_set())
+            await until(lambda: not daemon.inventory.is_readable)
             assert daemon.inventory.is_stale
             daemon.source.problem = None
             daemon.source.list()
@@ -82,6 +95,51 @@ async def test_a_clean_stop_ends_the_session() -> None:
         async with running(daemon):
             await until(lambda: server.polls >= 2)
         assert server.sessions_ended == 1
+
+
+@in_loop
+async def test_refused_guests_reach_the_server() -> None:
+    """The daemon has no metrics, and its log is on the host."""
+    async with fake_server() as server:
+        daemon = Daemon(server)
+        daemon.refusals.add("id-1", RefusalReason.NO_SERVER, is_poll=True)
+        daemon.seconds += LASTING_SECONDS
+        daemon.refusals.add("id-1", RefusalReason.NO_SERVER, is_poll=True)
+        async with running(daemon):
+            await until(lambda: server.polls)
+            refused = {"guest": "id-1", "reason": "no-server", "seconds": int(LASTING_SECONDS)}
+            assert server.latest["refusals"] == {"no-server": 2}
+            assert server.latest["refused"] == [refused]
+
+
+@in_loop
+async def test_server_gets_how_long_guests_had_no_answer_and_when_that_ends() -> None:
+    async with fake_server() as server:
+        daemon = Daemon(server)
+        daemon.unconfirmed.fail(0.0)
+        daemon.seconds = 20.0
+        daemon.unconfirmed.fail(20.0)
+        async with running(daemon):
+            await until(lambda: server.latest.get("wait"))
+            assert server.latest["unconfirmed_seconds"] == 20
+            polls, abandoned = server.polls, server.abandoned
+            daemon.unconfirmed.confirm()
+            await until(lambda: server.abandoned > abandoned and server.unconfirmed[-1] == 0)
+            assert server.polls == polls + 2, "the first one says that it was so"
+
+
+@in_loop
+async def test_next_server_gets_to_know_for_how_long_there_was_none() -> None:
+    """The daemon continues there before any server has noticed that the first one is gone."""
+    async with fake_server() as second, AsyncExitStack() as stack:
+        first = await stack.enter_async_context(fake_server())
+        daemon = Daemon(first, second)
+        async with running(daemon):
+            await until(lambda: first.latest.get("wait"))
+            daemon.seconds += 13.0
+            daemon.control._answered_at -= 13.0
+            await stack.aclose()
+            await until(lambda: 13 in second.unconfirmed and second.unconfirmed[-1] == 0)
 
 
 @in_loop
@@ -198,18 +256,24 @@ async def test_a_refused_inventory_does_not_stop_the_work(caplog: pytest.LogCapt
 
 
 @in_loop
-async def test_no_work_is_asked_for_while_vms_cannot_be_listed() -> None:
-    """Without libvirt the host cannot act, so it is unreachable and its impacts wait."""
+async def test_daemon_says_why_it_cannot_act_and_keeps_its_session() -> None:
+    """Its guests are served, and its impacts wait. The reason stays the same, so that it is
+    recorded once.
+    """
     async with fake_server() as server:
         daemon = Daemon(server)
         daemon.source.problem = Unavailable("libvirt does not run")
         async with running(daemon):
-            await asyncio.sleep(0.05)
-            assert server.http is not None
-            assert server.http.requests == []
+            await until(lambda: server.polls >= 2)
+            assert server.inventories == []
+            daemon.source.problem = Unavailable("libvirt still does not run")
+            daemon.source.woken.set()
+            await until(lambda: daemon.source.listings >= 2)
             daemon.source.problem = None
             daemon.source.woken.set()
-            await until(lambda: server.polls)
+            await until(lambda: server.inventories)
+        problems = list(dict.fromkeys(server.problems))
+        assert problems == ["its VMs cannot be listed: libvirt does not run", ""]
 
 
 @in_loop

@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import logging
+import operator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Vm
 from forewarn.errors import ImpactFailed
 from forewarn.hostd.control import ReceivedImpact, ReceivedVm
+from forewarn.hostd.moves import Moves
 from forewarn.hostd.worker import ImpactRunner
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.remote import RunningImpact, Work, WorkRequest
@@ -186,7 +189,7 @@ async def test_results_of_many_vms_fit_into_one_request() -> None:
     ]
     runner.apply(Work(tuple(requests)))
     await until(lambda: all(each.result for each in runner.running()))
-    body = msgspec.json.encode(WorkRequest("s", runner.running()))
+    body = msgspec.json.encode(WorkRequest("s", "machine-1", runner.running()))
     assert len(body) < BODY_BYTES_MAX
 
 
@@ -368,9 +371,13 @@ async def test_vm_of_a_cancelled_impact_is_recovered() -> None:
         assert platform.recovered == [("host-a", guid(2), "web-0", True)]
 
 
+@pytest.mark.parametrize("may_start", [True, False])
 @in_loop
-async def test_vm_of_a_failed_try_is_recovered_if_it_is_not_tried_again() -> None:
-    """The try has stopped the VM, and the operator completes the event before the next try."""
+async def test_vm_of_a_failed_try_is_recovered_if_it_is_not_tried_again(*, may_start: bool) -> None:
+    """The try has stopped the VM, and the operator completes the event before the next try.
+
+    It is not started here if the server says that another host has it by now.
+    """
     platform = LeftBehind()
     runner = ImpactRunner(platform, 1, InstantClock(), "host-a")
     vm = Vm(name="web-0", host="host-a")
@@ -381,9 +388,10 @@ async def test_vm_of_a_failed_try_is_recovered_if_it_is_not_tried_again() -> Non
     begun = RunningImpact(guid(2), "web-0", tries=0)
     assert (runner.running(), platform.recovered) == ([begun], [])
 
-    runner.apply(Work(cancel=(replace(begun, may_run_on=("host-b",)),)))
+    cancel = replace(begun, may_run_on=("host-b",), may_start=may_start)
+    runner.apply(Work(cancel=(cancel,)))
     await until(lambda: platform.recovered)
-    assert platform.recovered == [("host-a", guid(2), "web-0", True)]
+    assert platform.recovered == [("host-a", guid(2), "web-0", may_start)]
     assert platform.may_run_on == ("host-b",)
     assert runner.running() == []
     platform.go.set()
@@ -404,3 +412,38 @@ async def test_impact_that_an_earlier_run_began_is_continued() -> None:
             server.want("web-1", event=2)
             await until(lambda: [each["vm"] for each in server.running] == ["web-1"])
         assert platform.recovered == []
+
+
+@in_loop
+async def test_vm_is_known_as_moving_while_it_is_moved_and_no_longer() -> None:
+    """The relay ends its long polls, which would have no answer on the new host."""
+    moves, platform = Moves(), FakePlatform()
+    runner = ImpactRunner(platform, 4, InstantClock(), "host-a", moves)
+    vm = Vm(name="web-0", id=guid(5), host="host-a")
+    reboot = ImpactRequest(guid(1), "web", vm, EventType.REBOOT, Cause.RESTART, 1)
+    redeploy = ImpactRequest(guid(2), "web", vm, EventType.REDEPLOY, Cause.REDEPLOY, 1)
+    for request, is_moving in ((reboot, False), (redeploy, True)):
+        runner.apply(Work(impacts=(request,)))
+        await until(partial(operator.contains, platform.started, request))
+        assert moves.is_moving(guid(5).lower()) is is_moving
+        platform.outcomes.put_nowait(ImpactResult())
+        await until(lambda: all(each.result for each in runner.running()))
+        assert not moves.is_moving(guid(5).lower())
+
+
+@in_loop
+async def test_vm_that_a_refused_daemon_has_stopped_is_recovered_when_it_is_served_again() -> None:
+    """A clone of its machine was started and stopped, and the event was completed meanwhile."""
+    platform = LeftBehind()
+    runner = ImpactRunner(platform, 1, InstantClock(), "host-a")
+    vm = Vm(name="web-0", host="host-a")
+    runner.apply(Work((ImpactRequest(guid(2), "web", vm, EventType.REBOOT, Cause.MAINTENANCE, 1),)))
+    await until(lambda: platform.started)
+    runner.cancel_all()
+    begun = RunningImpact(guid(2), "web-0", tries=0)
+    assert (runner.running(), platform.recovered) == ([begun], [])
+
+    runner.apply(Work(cancel=(begun,)))
+    await until(lambda: platform.recovered)
+    assert platform.recovered == [("host-a", guid(2), "web-0", True)]
+    platform.go.set()

@@ -1,7 +1,7 @@
 """What a daemon sees of libvirt's own test driver, with its real events."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 
 from forewarn.hostd.inventory import Inventory, ListedVm
 from forewarn.hostd.libvirt_source import LibvirtSource
+from forewarn.platform.file_systems import MountTable
 from forewarn.platform.libvirt.connection import LibvirtHosts
 from tests.builders import guid
 from tests.unit.hostd.fake_server import running_together, until
@@ -23,13 +24,37 @@ OURS = "<f:vm xmlns:f='urn:forewarn:vm:1' {}/>"
 
 
 @asynccontextmanager
-async def listing(world: LibvirtWorld) -> AsyncIterator[Inventory]:
+async def listing(
+    world: LibvirtWorld, read_mounts: Callable[[], MountTable] = MountTable
+) -> AsyncIterator[Inventory]:
     """An inventory that looks again only at events."""
     libvirts = LibvirtHosts(URIS, call_seconds_max=30, connect=world.connect)
-    inventory = Inventory(LibvirtSource(libvirts, "host-a"), every_seconds=3600)
+    source = LibvirtSource(libvirts, "host-a", read_mounts)
+    inventory = Inventory(source, every_seconds=3600)
     async with running_together(inventory.run()):
-        await until(inventory.readable.is_set)
+        await until(lambda: inventory.is_readable)
         yield inventory
+
+
+DISK = "<disk type='file'><source file='{}'/><target dev='vdb' bus='virtio'/></disk></devices>"
+
+
+@in_loop
+async def test_domain_with_a_local_disk_is_reported_as_unmovable(tmp_path: Path) -> None:
+    """As soon as the disk is attached, and no longer when it is detached."""
+    world = LibvirtWorld(tmp_path)
+    (tmp_path / "disk.img").touch()
+    xml = domain_xml("web-1", 2).replace("</devices>", DISK.format(tmp_path / "disk.img"))
+    mounts = MountTable({"/": "ext4"})
+    async with listing(world, lambda: mounts) as inventory:
+        world.on("host-a").defineXML(xml)
+        await until(lambda: len(inventory.report.vms) == 2)
+        assert [vm.unmovable for vm in inventory.report.vms] == [
+            "",
+            f"disk vdb is on a local file system (ext4): {tmp_path}/disk.img",
+        ]
+        world.on("host-a").defineXML(domain_xml("web-1", 2))
+        await until(lambda: inventory.report.vms[1].unmovable == "")
 
 
 def shape(inventory: Inventory) -> dict[str, str]:
@@ -130,7 +155,7 @@ async def test_a_restarted_libvirt_is_connected_again(tmp_path: Path) -> None:
     libvirts = LibvirtHosts(URIS, call_seconds_max=30, connect=connect)
     inventory = Inventory(LibvirtSource(libvirts, "host-a"), every_seconds=3600)
     async with running_together(inventory.run()):
-        await until(inventory.readable.is_set)
+        await until(lambda: inventory.is_readable)
         opened[0].lose()
         await until(lambda: len(opened) == 2 and opened[1].on_close)
         world.on("host-a").defineXML(domain_xml("web-1", 2))

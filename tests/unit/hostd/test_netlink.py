@@ -11,6 +11,7 @@ import pytest
 from forewarn.hostd.netlink import (
     AF_BRIDGE,
     NOTICES_MAX,
+    LinkChange,
     Neighbour,
     Netlink,
     messages,
@@ -49,12 +50,12 @@ def test_forwarding_entry_has_the_port_and_the_bridge() -> None:
     entry = parse(FORWARDING)
 
     assert entry == Neighbour(AF_BRIDGE, 3, 0x02, MAC, "", 2)
-    assert entry.is_learned
+    assert entry.is_guests
 
 
 def test_permanent_entry_is_not_a_guests() -> None:
     """Ports and the bridge have addresses of their own in the forwarding table."""
-    assert not parse(changed(FORWARDING, 24, 0x80)).is_learned
+    assert not parse(changed(FORWARDING, 24, 0x80)).is_guests
 
 
 def test_entry_of_an_interface_itself_is_not_a_guests() -> None:
@@ -62,13 +63,13 @@ def test_entry_of_an_interface_itself_is_not_a_guests() -> None:
     without_bridge = FORWARDING.replace(bytes.fromhex("0800090002000000"), b"")
     shorter = changed(without_bridge, 0, len(without_bridge))
 
-    assert not parse(shorter).is_learned
+    assert not parse(shorter).is_guests
 
 
 def test_entry_of_a_vlan_is_not_a_guests() -> None:
     vlan = FORWARDING[:28] + bytes.fromhex("0600050002000000") + FORWARDING[28:]
 
-    assert not parse(changed(vlan, 0, len(vlan))).is_learned
+    assert not parse(changed(vlan, 0, len(vlan))).is_guests
 
 
 def test_ipv6_neighbour_has_its_address_in_the_usual_form() -> None:
@@ -81,7 +82,7 @@ def test_notices_are_read_from_several_messages() -> None:
     deleted = changed(FORWARDING, 4, 29)
 
     assert list(parse_notices(DELETED_LINK + NEIGHBOUR + deleted)) == [
-        5,
+        LinkChange(5, is_deleted=True),
         parse(NEIGHBOUR),
         parse(FORWARDING)._replace(is_deleted=True),
     ]
@@ -89,7 +90,14 @@ def test_notices_are_read_from_several_messages() -> None:
 
 def test_interface_that_leaves_its_bridge_is_not_deleted() -> None:
     """The kernel reports that as a deletion, of the family AF_BRIDGE."""
-    assert list(parse_notices(changed(DELETED_LINK, 16, AF_BRIDGE))) == []
+    assert list(parse_notices(changed(DELETED_LINK, 16, AF_BRIDGE))) == [LinkChange(5)]
+
+
+def test_static_and_sticky_entries_are_fixed() -> None:
+    """Frames from another port do not change a sticky one, so it says nothing about its guest."""
+    assert not parse(FORWARDING).is_fixed
+    assert parse(changed(FORWARDING, 24, 0x40)).is_fixed
+    assert parse(changed(FORWARDING, 26, 0x40)).is_fixed
 
 
 class Queue:

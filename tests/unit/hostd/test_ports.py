@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from forewarn.errors import Unavailable
-from forewarn.hostd.netlink import AF_BRIDGE, Neighbour, Netlink
-from forewarn.hostd.ports import DOUBT_SECONDS, ENTRIES_MAX, BridgePorts, Peer, open_bridge
+from forewarn.hostd.netlink import AF_BRIDGE, LinkChange, Neighbour, Netlink
+from forewarn.hostd.ports import DOUBT_SECONDS, ENTRIES_MAX, BridgePorts, Peer, check_bridge
 
 BRIDGE, PORT, OTHER_PORT = 2, 3, 4
 MAC, OTHER_MAC = b"\x02\0\0\0\0\x01", b"\x02\0\0\0\0\x02"
 PEER = Peer("10.9.0.2", MAC)
-REACHABLE, PERMANENT = 0x02, 0x80
+REACHABLE, STATIC, PERMANENT = 0x02, 0x40, 0x80
 
 
 class Kernel(Netlink):
@@ -23,8 +23,10 @@ class Kernel(Netlink):
     def __init__(self) -> None:
         self.macs = {"10.9.0.2": MAC}
         self.ports = {MAC: PORT}
+        self.state = REACHABLE
+        self.problem: OSError | None = None
         self.requests = 0
-        self.queue: list[Neighbour | int] | None = []
+        self.queue: list[Neighbour | LinkChange] | None = []
         self.during: Callable[[], None] = lambda: None
 
     def neighbour(self, interface: int, address: str) -> bytes:
@@ -32,17 +34,20 @@ class Kernel(Netlink):
         self.requests += 1
         return self.macs.get(address, b"")
 
-    def bridge_port(self, bridge: int, mac: bytes) -> int:
+    def forwarding_entry(self, bridge: int, mac: bytes) -> Neighbour | None:
         assert bridge == BRIDGE
         self.requests += 1
         self.during()
-        return self.ports.get(mac, 0)
+        if self.problem:
+            raise self.problem
+        port = self.ports.get(mac)
+        return Neighbour(AF_BRIDGE, port, self.state, mac, "", BRIDGE) if port else None
 
-    def notices(self) -> list[Neighbour | int] | None:
+    def notices(self) -> list[Neighbour | LinkChange] | None:
         queue, self.queue = self.queue, []
         return queue
 
-    def report(self, *notices: Neighbour | int) -> None:
+    def report(self, *notices: Neighbour | LinkChange) -> None:
         assert self.queue is not None
         self.queue += notices
 
@@ -93,6 +98,58 @@ def test_peer_whose_mac_the_kernel_has_not_kept_is_in_doubt() -> None:
     """As when it uses SYN cookies: the peer may well succeed when it connects again."""
     with pytest.raises(Unavailable):
         ports_of(Kernel()).vm_of(Peer("10.9.0.2", b""), 0.0)
+
+
+def test_peer_that_is_gone_is_no_vm() -> None:
+    """It has reset its connection, so it has no address. A guest can do that very often."""
+    kernel = Kernel()
+
+    assert ports_of(kernel).vm_of(Peer("", MAC), 0.0) == ""
+    assert kernel.requests == 0
+
+
+def test_kernel_that_cannot_be_asked_leaves_the_peer_in_doubt() -> None:
+    """As when this process has no file descriptor left."""
+    kernel = Kernel()
+    kernel.problem = OSError(24, "Too many open files")
+
+    assert is_doubted(ports_of(kernel), 0.0)
+
+
+def test_guest_with_a_static_entry_is_not_served_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A neighbour could use its MAC, and the entry would still name the guest's port."""
+    kernel = Kernel()
+    kernel.state = STATIC
+    table = ports_of(kernel)
+    with caplog.at_level("WARNING", logger="forewarn"):
+        assert table.vm_of(PEER, 0.0) == ""
+        assert table.vm_of(PEER, 1.0) == ""
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "a guest is not served: its forwarding entry is static or sticky"
+    ]
+
+
+def test_entry_that_becomes_static_ends_the_service_of_its_guest() -> None:
+    kernel = Kernel()
+    table = ports_of(kernel)
+    assert table.vm_of(PEER, 0.0) == "web-0"
+    kernel.state = STATIC
+    kernel.report(Neighbour(AF_BRIDGE, PORT, STATIC, MAC, "", BRIDGE))
+
+    assert table.vm_of(PEER, 1.0) == ""
+
+
+def test_port_that_comes_or_goes_is_reported() -> None:
+    kernel = Kernel()
+    table = ports_of(kernel)
+    kernel.report(LinkChange(9))
+    table.follow(0.0)
+
+    assert table.links_changed.is_set()
+    assert table.vm_of(PEER, 0.0) == "web-0"
 
 
 def test_peer_whose_address_another_mac_has_is_refused() -> None:
@@ -182,7 +239,7 @@ def test_deleted_interface_is_nobodys() -> None:
     kernel = Kernel()
     table = ports_of(kernel)
     table.vm_of(PEER, 0.0)
-    kernel.report(PORT)
+    kernel.report(LinkChange(PORT, is_deleted=True))
 
     assert table.vm_of(PEER, 1.0) == ""
 
@@ -251,11 +308,11 @@ def test_more_macs_than_are_cached_put_every_mac_in_doubt() -> None:
 
 def test_missing_bridge_is_named() -> None:
     with pytest.raises(Unavailable, match="the bridge nobr0 does not exist; expected a bridge"):
-        open_bridge("nobr0", {})
+        check_bridge("nobr0")
 
 
 def test_interface_that_is_not_a_bridge_is_named() -> None:
     with pytest.raises(
         Unavailable, match="lo is not a Linux bridge; Open vSwitch and macvtap are not"
     ):
-        open_bridge("lo", {})
+        check_bridge("lo")

@@ -446,3 +446,32 @@ def test_pipelined_requests_are_answered_in_order() -> None:
         assert [client.response().body for _ in requests] == [
             b"/%d" % number for number in range(20)
         ]
+
+
+async def waits_if_preferred(request: bytes) -> bytes:
+    return await never(request) if b"prefer" in request else response()
+
+
+def test_long_poll_ends_when_its_vm_begins_to_move() -> None:
+    """On its new host, the guest would wait for a response that only this host can send."""
+    with (
+        RelayWorld(RecordingServer(answer=waits_if_preferred)) as world,
+        world.connect() as moved,
+        world.connect("127.0.0.2") as other,
+    ):
+        for client in (moved, other):
+            client.send(WAIT)
+        until(lambda: world.upstream.busy == 2)
+        with world.moving("id-1"):
+            assert moved.response().status == 200
+            assert b"prefer" not in world.servers[0].requests[-1].lower()
+            until(lambda: world.upstream.busy == 1)
+
+
+def test_long_poll_does_not_wait_while_its_vm_moves() -> None:
+    with RelayWorld(RecordingServer(answer=waits_if_preferred)) as world:
+        with world.moving("id-1"):
+            assert world.ask(WAIT).status == 200
+        with world.connect() as client:
+            client.send(WAIT)
+            until(lambda: world.upstream.busy == 1)

@@ -11,7 +11,7 @@ from forewarn.cli.exit_codes import Exit
 from forewarn.cli.hostd import make_parser, read_hostd_config
 from forewarn.config import Config, options
 from forewarn.errors import Invalid
-from forewarn.hostd.settings import TOKEN, HostdConfig, read_token
+from forewarn.hostd.settings import TOKEN, HostdConfig, identify_machine, read_token
 from forewarn.option_kind import HostUri
 from tests.e2e.cli_service import forewarn
 from tools.configuration_page import BEGIN, END, render_tables
@@ -122,6 +122,30 @@ def rejection(*arguments: str, **variables: Any) -> str:
     assert ended.returncode == Exit.USAGE
     (line,) = ended.stderr.splitlines()
     return line.removeprefix("forewarn: ")
+
+
+def test_machine_is_a_hash_of_its_id(tmp_path: Path) -> None:
+    """The id itself is confidential, says machine-id(5)."""
+    path = tmp_path / "machine-id"
+    path.write_text("0123456789abcdef0123456789abcdef\n")
+    machine = identify_machine("", path)
+    assert machine == identify_machine("", path)
+    assert len(machine) == 64
+    assert "0123456789abcdef" not in machine
+    path.write_text("1123456789abcdef0123456789abcdef\n")
+    assert identify_machine("", path) != machine
+
+
+@pytest.mark.parametrize("content", ["", "uninitialized\n", "0123", None])
+def test_machine_without_an_id_needs_the_option(tmp_path: Path, content: str | None) -> None:
+    """All such machines would be one."""
+    path = tmp_path / "machine-id"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(Invalid, match=r"machine: .*expected the option machine") as caught:
+        identify_machine("", path)
+    assert "\n" not in caught.value.message
+    assert identify_machine("kvm-1", path) != identify_machine("kvm-2", path)
 
 
 def test_the_config_file_is_the_daemons_own(tmp_path: Path) -> None:
