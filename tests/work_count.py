@@ -2,6 +2,7 @@
 hashes of names included.
 """
 
+import asyncio
 import sys
 from collections.abc import Awaitable
 from types import FrameType
@@ -27,7 +28,19 @@ class Name(str):
 
 async def work_of(doing: Awaitable[Any]) -> int:
     """How many lines of Python are run until it is done."""
-    count = 0
+    return sum(await work_of_turns(doing))
+
+
+async def work_of_turns(doing: Awaitable[Any]) -> list[int]:
+    """How many lines of Python are run each time before other tasks get their turn."""
+    count, turns = 0, list[int]()
+
+    async def take_turns() -> None:
+        nonlocal count
+        while True:  # ends when canceled
+            turns.append(count)
+            count = 0
+            await asyncio.sleep(0)
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal count
@@ -35,9 +48,11 @@ async def work_of(doing: Awaitable[Any]) -> int:
         return trace
 
     before = sys.gettrace()
+    others = asyncio.create_task(take_turns())
     sys.settrace(trace)
     try:
         await doing
     finally:
         sys.settrace(before)
-    return count
+        others.cancel()
+    return [*turns, count]

@@ -84,10 +84,13 @@ class Option(NamedTuple):
 
     def parse(self, given: Any, source: str) -> Any:
         """The value. Invalid names the option, where the value came from and what was expected."""
+        if self.is_repeatable:
+            parts = (part for text in given for part in self.kind.split(text))
+            return tuple(self._parse_one(part, source) for part in parts)
+        return self._parse_one(given, source)
+
+    def _parse_one(self, given: Any, source: str) -> Any:
         try:
-            if self.is_repeatable:
-                parts = (part for text in given for part in self.kind.split(text))
-                return tuple(self.kind.parse(part) for part in parts)
             return self.kind.parse(given)
         except Invalid as error:
             raise Invalid(f"{self.name} (from {source}): {error}", option=self.name) from error

@@ -25,24 +25,30 @@ from forewarn.engine.entry import Entry
 from forewarn.engine.lease import run_under_lease
 from forewarn.engine.migration import UPGRADE
 from forewarn.engine.operations import Operations
+from forewarn.engine.readability import Readability
 from forewarn.engine.worker import Worker
 from forewarn.errors import Invalid, StoreUnusable, Unavailable
 from forewarn.fleetfile import parser as fleet
 from forewarn.fleetfile.files import compute_digest, read_sources
-from forewarn.history.cloudevents import parse_secrets
 from forewarn.history.retention import RetentionWorker
 from forewarn.history.transfer import check_complete
 from forewarn.history.webhooks import open_webhooks, run_webhooks
 from forewarn.log import log
 from forewarn.option_kind import Address
-from forewarn.platform.base import Platform
+from forewarn.platform.base import Platform, SlowToStop
 from forewarn.platform.open import open_health_platform, open_platform
+from forewarn.server_inputs import (
+    check_fleet,
+    check_inputs,
+    read_certificate,
+    read_file,
+    read_secrets,
+)
 from forewarn.store.base import Store
 from forewarn.store.etcd_options import EtcdOptions
-from forewarn.store.open import open_store, path_of
+from forewarn.store.open import describe_url, open_store, path_of
 from forewarn.systemd import Notifier
 from forewarn.web.http.admission import Limits, raise_descriptor_limit, share_descriptors
-from forewarn.web.http.connection import ConnectionPolicy
 from forewarn.web.http.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.http.tls import Certificate
 from forewarn.web.http_status import control_body
@@ -68,8 +74,11 @@ async def serve(
     back_limit = timedelta(seconds=config.back_seconds_max)
     timing = Timing.at_rate(config.rate, retry_window=retry_window, back_limit=back_limit)
     certificate = read_certificate(config)
+    check_inputs(config)
     pause_collector()
-    store = await open_store(config.store, UPGRADE, etcd_options(config))
+    store = await open_store(
+        config.store, UPGRADE, etcd_options(config), before_create=lambda: check_fleet(config)
+    )
     async with open_service(store, RealClock(), timing, make_id) as service:
         check_access(config, service.tokens)
         service.engine.subscribe_entries(on_change)
@@ -77,7 +86,9 @@ async def serve(
             service.engine.clock_compared.clear()  # the worker of impacts sets it
         listeners = make_listeners(config, service, certificate, descriptors)
         worker, platform = f"server-{uuid.uuid4()}", make_platform(config, service)
-        async with run_together(*make_workers(config, service, platform, worker)) as work:
+        serving = asyncio.Event()
+        works = make_workers(config, service, platform, worker, serving.is_set)
+        async with run_together(*works, service.hosts.unserved.run()) as work:
             await apply_fleet_file(service.operations, config.fleet)
             check_simulated_failures(config, service)
             resume_collector()
@@ -86,11 +97,14 @@ async def serve(
                 run_together(notifier.keep_feeding()),
                 run_listeners(*listeners) as (metadata, control),
             ):
+                serving.set()
                 on_ready(metadata.address, control.address)
-                notifier.ready(f"metadata {metadata.address}, control {control.address}")
+                listening = f"metadata {metadata.address}, control {control.address}"
+                notifier.ready(f"{listening}, store {describe_url(config.store)}")
                 try:
                     await wait_for_first(work, history, metadata.wait(), control.wait())
                 finally:
+                    serving.clear()
                     notifier.stopping("finishing open requests")
 
 
@@ -204,10 +218,21 @@ def make_platform(config: Config, service: Service) -> Platform:
 
 
 def make_workers(
-    config: Config, service: Service, platform: Platform, worker: str
+    config: Config,
+    service: Service,
+    platform: Platform,
+    worker: str,
+    is_serving: Callable[[], bool] | None = None,
 ) -> list[Coroutine[Any, Any, None]]:
-    """What carries out impacts and campaigns."""
-    hosts = service.hosts
+    """What carries out impacts and campaigns.
+
+    `is_serving`: whether VMs can reach this server. None, under a clock that is moved by hand: all
+    time is notice.
+    """
+    hosts, readability = service.hosts, None
+    if is_serving is not None:
+        readability = Readability(service.engine, hosts.contacts, is_serving)
+    local_stop_seconds = platform.stop_seconds if isinstance(platform, SlowToStop) else 0.0
     impacts = Worker(
         service.engine,
         hosts,
@@ -215,6 +240,10 @@ def make_workers(
         impacts_max=config.impacts_max,
         impact_limit=timedelta(seconds=config.impact_seconds_max),
         handles=hosts.handles,
+        # a daemon continues what it does, whatever happens to the servers
+        stop_seconds=lambda vm: 0.0 if hosts.managed.find(vm.host) else local_stop_seconds,
+        host_of=hosts.managed.host_of,
+        readability=readability,
     )
     hosts.local, hosts.on_change = platform, impacts.look_at
     hosts.get_lease = lambda: impacts.lease
@@ -231,8 +260,7 @@ async def make_history_workers(config: Config, service: Service) -> list[Corouti
     """What trims the history and sends webhooks."""
     engine, feed = service.engine, service.feed
     if config.webhook:
-        path = config.webhook_secret_file
-        secrets = parse_secrets(read_file(path, "webhook secret file"), str(path))
+        secrets = read_secrets(config)
         feed.webhooks = await open_webhooks(config, engine, feed, secrets, make_id)
     retention = RetentionWorker(
         engine,
@@ -252,7 +280,8 @@ def make_listeners(
 
     vms, operators = share_descriptors(config, descriptors)
     proxy_key = read_file(config.proxy_key_file, "proxy key file").strip()
-    metadata = Metadata(service.engine, config, proxy_key, service.tokens)
+    on_error = service.hosts.unserved.add_error
+    metadata = Metadata(service.engine, config, proxy_key, service.tokens, on_error)
     polls = Polls(service.engine, config, vms, service.tokens)
     metrics = make_metrics_route(service, metadata, polls)
     is_iso = config.not_before_format is NotBeforeFormat.DOCUMENTED
@@ -291,13 +320,14 @@ def make_control_listener(
     Litestar is imported here because it is slow to import.
     """
     from forewarn.web.control.app import make_app
+    from forewarn.web.control.operator_policy import OperatorPolicy
     from forewarn.web.control.routes.fleet import FLEET_BYTES_MAX
 
     limits = replace(limits, body_bytes_max=FLEET_BYTES_MAX)
     return Listener(
         make_app(service, host=address.host, more=more),
         address,
-        ConnectionPolicy(limits, control_body, service.engine.throttled_log),
+        OperatorPolicy(limits, control_body, service.engine.throttled_log),
         server_name=SERVER_CONTROL,
         on_stop=service.stop,
         certificate=certificate,
@@ -353,21 +383,6 @@ def etcd_options(config: Config) -> EtcdOptions:
     """The options of the etcd store: those whose name starts with `etcd_`."""
     names = (each.name for each in fields(EtcdOptions))
     return EtcdOptions(**{name: getattr(config, f"etcd_{name}") for name in names})
-
-
-def read_certificate(config: Config) -> Certificate | None:
-    if config.control_certificate_file is None or config.control_key_file is None:
-        return None
-    return Certificate(config.control_certificate_file, config.control_key_file)
-
-
-def read_file(path: Path | None, what: str) -> bytes:
-    """The content of a file that an option names; nothing if it does not."""
-    try:
-        return path.read_bytes() if path else b""
-    except OSError as error:
-        reason = error.strerror or error
-        raise Invalid(f"cannot read the {what} {path}: {reason}", file=str(path)) from error
 
 
 def make_id() -> str:

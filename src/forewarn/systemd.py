@@ -4,7 +4,6 @@ Does nothing without NOTIFY_SOCKET. A message that cannot be sent is dropped: a 
 must not stop the VM's agent.
 """
 
-import asyncio
 import contextlib
 import socket
 import time
@@ -46,6 +45,8 @@ class Notifier:
 
     async def keep_feeding(self) -> None:
         """Feed from the event loop: if that is blocked, the service is restarted."""
+        import asyncio  # here: with ssl, which it loads, it is a third of the agent's memory
+
         while self.feed_seconds:  # ends when cancelled
             self.feed()
             await asyncio.sleep(self.feed_seconds)

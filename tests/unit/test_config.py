@@ -69,11 +69,11 @@ SIMULATED = "simulate_duration (from --simulate-duration): expected TYPE=DURATIO
         ({"metadata": "[::1:80"}, f"{METADATA} '[::1:80'"),
         (
             {"identify": ["name"]},
-            "identify (from --identify): expected address, path or proxy, got ['name']",
+            "identify (from --identify): expected address, path or proxy, got 'name'",
         ),
         (
             {"webhook": ["ftp://h/"]},
-            f"{WEBHOOK} ['ftp://h/']",
+            f"{WEBHOOK} 'ftp://h/'",
         ),
         (
             {"log_format": "xml"},
@@ -85,7 +85,7 @@ SIMULATED = "simulate_duration (from --simulate-duration): expected TYPE=DURATIO
         ),
         (
             {"simulate_duration": ["Freeze=25h"]},
-            f"{SIMULATED} Freeze=30s (at most 24h), got ['Freeze=25h']",
+            f"{SIMULATED} Freeze=30s (at most 24h), got 'Freeze=25h'",
         ),
     ],
 )

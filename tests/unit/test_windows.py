@@ -16,6 +16,8 @@ for name in ("SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGQUIT", "S
     delattr(signal, name)
 for name in ("fork", "setsid", "killpg", "getuid", "geteuid", "getgid", "chown", "pidfd_open"):
     delattr(os, name)
+for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT"):
+    delattr(socket, name)
 unix = socket.AF_UNIX
 del socket.AF_UNIX
 """

@@ -16,7 +16,7 @@ from forewarn.engine.transaction import Transaction
 KIND = "session"
 SESSION_DURATION = timedelta(hours=12)
 SESSIONS_PER_TOKEN_MAX = 20
-"""Somebody who signs in often must not sign the others out."""
+"""A user who signs in often must not sign the others out."""
 REMOVED_MAX = 50
 """How many old sessions a new one removes: a commit has a limit."""
 

@@ -92,8 +92,9 @@ class Tokens:
         Expired and unreadable tokens count too: otherwise auth would switch itself off when the
         last one expires.
         """
-        is_known = next(self._engine.records.values("token"), None) is not None
-        return is_known or any(key.startswith(ALL_TOKENS) for key in self._engine.unreadable)
+        return self._engine.records.has_any("token") or any(
+            key.startswith(ALL_TOKENS) for key in self._engine.unreadable
+        )
 
     def all(self) -> list[Token]:
         """By name."""

@@ -26,9 +26,7 @@ class ScopeSummary:
         self._is_lost = is_lost
         self.lost = self._find_lost({vm.host for vm in scope.vms})
         self.domains = domains_under_impact(scope)
-        down = {
-            vm.name for vm in scope.vms if vm.power is not Power.RUNNING or vm.host in self.lost
-        }
+        down = {vm.name for vm in scope.vms if vm.power.is_off or vm.host in self.lost}
         started = (event.resources for event in scope.events if event.status is Status.STARTED)
         self.down: Set[str] = down.union(*started, (impact.vm for impact in scope.impacts))
         self._residents: dict[str, dict[int, set[str]]] = {}

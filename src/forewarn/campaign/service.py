@@ -3,7 +3,7 @@
 import asyncio
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import accumulate
 
@@ -134,8 +134,14 @@ class Campaigns:
             horizon=engine.clock.now() + host_duration(spec, engine.timing),
         )
 
-    async def start(self, spec: CampaignSpec, by: str, operation_id: str) -> Campaign:
-        """Start a campaign. Refused if a host alone exceeds the budget of a scope.
+    async def start(
+        self,
+        spec: CampaignSpec,
+        by: str,
+        operation_id: str,
+        check: Callable[[Forecast], Awaitable[None]] | None = None,
+    ) -> Campaign:
+        """Start a campaign. Refused if a host alone exceeds the budget of a scope, or by `check`.
 
         `operation_id` identifies the request. Repeated, here or on another server, it returns the
         campaign that it started before.
@@ -153,6 +159,8 @@ class Campaigns:
                 vms=first.vms,
                 max_unavailable=first.limit,
             )
+        if check is not None:
+            await check(planned)
 
         def decide_start(transaction: Transaction) -> Campaign:
             known = self._find_started(operation_id)

@@ -6,21 +6,19 @@ once per change and api-version, by the first poll that needs it (`web/metadata/
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar, overload
 
 from msgspec.structs import replace
-from sortedcontainers import SortedList
 
 from forewarn.core.event import Event, EventType, Status
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import booting_impacts
+from forewarn.engine.callbacks import Callbacks
+from forewarn.engine.index import SortedKeys, VmKeys
 from forewarn.errors import UnknownHost, UnknownScope, UnknownVm
-
-K = TypeVar("K")
 
 TURN_CALLBACKS = 256
 """Waiters that are called in one iteration of the event loop: thousands may wait for one change."""
@@ -74,6 +72,8 @@ class Board:
         self.ids = VmKeys()
         self.shared_ids = self.ids.shared
         """A fleet file with duplicate ids is refused, but a store may hold an older fleet."""
+        self._mixed_vms, self._mixed_scopes = VmKeys(), VmKeys()
+        """Names that are not in lower case, by their name in lower case."""
         self.polled: dict[str, float] = {}
         """When a VM last polled at this server, in seconds since the epoch: see `last_polls.py`."""
         self.hosts: dict[str, set[str]] = {}
@@ -87,14 +87,14 @@ class Board:
         self.event_keys: SortedKeys[tuple[str, str]] = SortedKeys(
             lambda: (event_key(event) for one in self.scopes.values() for event in one.scope.events)
         )
-        self._subscribers: list[Callable[[PublishedScope], None]] = []
+        self._subscribers = Callbacks[[PublishedScope]]()
         self.declared_hosts: Counter[str] = Counter()
         """The hosts that the fleet declares, whether or not they have VMs."""
         self._woken: deque[Callable[[], None]] = deque()
 
     def subscribe(self, callback: Callable[[PublishedScope], None]) -> None:
         """Call this with every scope that is published or withdrawn."""
-        self._subscribers.append(callback)
+        self._subscribers.add(callback)
 
     def declare_hosts(self, before: Sequence[str] | None, after: Sequence[str] | None) -> None:
         """A record that declared some hosts declares others now. Records may overlap."""
@@ -121,8 +121,7 @@ class Board:
                 self.wake(published)
         published.revision = revision
         published.booting = {impact.vm for impact in booting_impacts(scope)} or None
-        for callback in self._subscribers:
-            callback(published)
+        self._subscribers.call(f"scope {published.scope.name}", published)
 
     def see(self, name: str, seen_at: datetime | None, revision: int) -> None:
         """Show when a scope was last polled, as recorded at a revision; None: not recorded.
@@ -139,6 +138,7 @@ class Board:
         """Add a new scope: nothing to compare, no waiters. A start may do this a million times."""
         published = self.scopes[scope.name] = PublishedScope(scope)
         self.scope_names.add(scope.name)
+        self._mixed_scopes.assign(_folded(scope.name), scope.name)
         for vm in scope.vms:
             self._add_vm(published, vm)
         if scope.events:
@@ -155,10 +155,10 @@ class Board:
         old, published.scope, published.revision = published.scope, Scope(name=name), revision
         published.booting = None
         self.scope_names.remove(name)
+        self._mixed_scopes.release(_folded(name), name)
         self._index(published, old, published.scope)
         self.wake(published)
-        for callback in self._subscribers:
-            callback(published)
+        self._subscribers.call(f"scope {published.scope.name}", published)
 
     def wake(self, published: PublishedScope) -> None:
         """Call all that wait for a change of this scope."""
@@ -183,6 +183,16 @@ class Board:
         """Sort all keys now, so that no reader waits for it. Later changes keep them sorted."""
         for keys in (self.scope_names, self.vm_names, self.known_hosts, self.event_keys):
             keys.sort()
+
+    def vms_named_like(self, name: str) -> set[str]:
+        """The VMs whose names differ from this one at most in case."""
+        folded = name.lower()
+        return self._mixed_vms.holders(folded) | ({folded} & self.vms.keys())
+
+    def scopes_named_like(self, name: str) -> set[str]:
+        """The scopes whose names differ from this one at most in case."""
+        folded = name.lower()
+        return self._mixed_scopes.holders(folded) | ({folded} & self.scopes.keys())
 
     def find_scope(self, name: str) -> PublishedScope:
         """The scope by its name; UnknownScope if there is none."""
@@ -256,6 +266,7 @@ class Board:
         self.vm_names.remove(vm.name)
         self.addresses.release(vm.address, vm.name)
         self.ids.release(vm.id, vm.name)
+        self._mixed_vms.release(_folded(vm.name), vm.name)
         if vm.host:
             self.hosts[vm.host].discard(vm.name)
             self._remove_host(vm.host)
@@ -269,8 +280,9 @@ class Board:
         if vm.name not in self.vms:
             self.vm_names.add(vm.name)
         self.vms[vm.name] = published
-        self.addresses.assign(vm.address, vm.name)
+        self.addresses.assign(vm.address, vm.name, _address_rank(vm))
         self.ids.assign(vm.id, vm.name)
+        self._mixed_vms.assign(_folded(vm.name), vm.name)
         if vm.host:
             self._add_host(vm.host).add(vm.name)
 
@@ -288,73 +300,18 @@ class Board:
             self.known_hosts.remove(name)
 
 
-class VmKeys(dict[str, str]):
-    """The VM that has an address or an id; "" while several have it: they are in `shared`.
+def _address_rank(vm: Vm) -> int:
+    """A VM that runs has its address rather than one that does not, and else the first to have it.
 
-    So whoever looks it up finds no VM then, rather than one of them.
+    So an address that DHCP gives to another VM is that VM's until the first one runs again.
     """
-
-    def __init__(self) -> None:
-        self.shared: dict[str, set[str]] = {}
-
-    def assign(self, key: str, name: str) -> None:
-        first = self.setdefault(key, name) if key else name
-        if first != name:
-            self.shared.setdefault(key, {first}).add(name)
-            self[key] = ""
-
-    def release(self, key: str, name: str) -> None:
-        others = self.holders(key) - {name}
-        self.shared.pop(key, None)
-        if len(others) > 1:
-            self.shared[key] = others
-        elif others:
-            (self[key],) = others
-        else:
-            self.pop(key, None)
-
-    def holders(self, key: str) -> set[str]:
-        return self.shared.get(key) or {self[key]} if key in self else set()
+    return 2 * (not vm.power.is_off) + (not vm.is_address_taken)
 
 
-class SortedKeys(Sequence[K]):
-    """The keys of an index, sorted at the first read and kept sorted from then on.
-
-    So loading a fleet sorts once, and a change costs hardly more in a large fleet than in a small
-    one.
-    """
-
-    def __init__(self, source: Callable[[], Iterable[K]]) -> None:
-        self._source: Callable[[], Iterable[K]] = source
-        self._sorted: Any = None  # a SortedList; the library has no types
-
-    def sort(self) -> None:
-        """Sort the keys of the source, once."""
-        if self._sorted is None:
-            self._sorted = SortedList(self._source())
-
-    def add(self, key: K) -> None:
-        """Add a key that is new in the source."""
-        if self._sorted is not None:
-            self._sorted.add(key)
-
-    def remove(self, key: K) -> None:
-        """Remove a key that has left the source."""
-        if self._sorted is not None:
-            self._sorted.remove(key)
-
-    def __len__(self) -> int:
-        self.sort()
-        return len(self._sorted)
-
-    @overload
-    def __getitem__(self, index: int) -> K: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[K]: ...
-    def __getitem__(self, index: int | slice) -> K | list[K]:
-        self.sort()
-        found: K | list[K] = self._sorted[index]
-        return found
+def _folded(name: str) -> str:
+    """The name in lower case; empty if it is that already, as most names are."""
+    folded = name.lower()
+    return "" if folded == name else folded
 
 
 def event_key(event: Event) -> tuple[str, str]:

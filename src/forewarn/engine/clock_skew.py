@@ -2,8 +2,7 @@
 
 While other servers hold a lease, each server writes its time into the record `clock/{server}`, and
 compares the records of the others with its own clock as they arrive. A server that starts asks the
-others to write, so that it knows within milliseconds. A lone server writes nothing, except after a
-commit that got no reply: every announcement compares the record, so a late one is refused then.
+others to write, so that it knows within milliseconds. A lone server writes nothing.
 
 The reference is the lower median of all clocks: of two servers the one that is ahead is off,
 because an event that starts late breaks no promise.
@@ -70,7 +69,6 @@ class ClockSkew:
         engine, clock, key = self._engine, self._engine.clock, CLOCK_KEY.format(server)
         self._server, self._compare_until = server, None
         self._write_at = clock.now()
-        engine.clock_key, engine.on_unknown_outcome = key, self._ask
         while True:  # ends when cancelled
             self._woken.clear()
             self._evaluate()
@@ -89,7 +87,7 @@ class ClockSkew:
             await wait_for(clock, self._woken, self._write_at if self._is_wanted() else None)
 
     def _ask(self) -> None:
-        """Write soon: another server asks, or a commit that got no reply must fail from now on."""
+        """Write soon: another server asks."""
         self._is_asked, self._write_at = True, self._engine.clock.now()
         self._woken.set()
 

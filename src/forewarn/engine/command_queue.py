@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -32,11 +32,15 @@ QUEUE_MAX = 10_000
 
 
 class Submission(NamedTuple):
-    """A command that waits for its commit, and the future that its submitter awaits."""
+    """A command that waits for its commit, and the future that its submitter awaits.
+
+    `check` raises an Error if the command must not be committed. The commit compares what it reads.
+    """
 
     command: Command
     by: str
     lease: Lease | None
+    check: Callable[[Transaction], None] | None
     outcome: asyncio.Future[Outcome]
 
     def settle(self, result: Result) -> None:
@@ -62,7 +66,14 @@ class CommandQueues:
         self._queues: dict[str, deque[Submission]] = {}
         self._writers: set[asyncio.Task[None]] = set()
 
-    async def submit(self, scope: str, command: Command, by: str, lease: Lease | None) -> Outcome:
+    async def submit(
+        self,
+        scope: str,
+        command: Command,
+        by: str,
+        lease: Lease | None,
+        check: Callable[[Transaction], None] | None,
+    ) -> Outcome:
         queue = self._queues.get(scope)
         if queue is None:
             queue = self._queues[scope] = deque()
@@ -73,7 +84,8 @@ class CommandQueues:
             raise Unavailable(
                 f"{scope} already has {len(queue)} queued changes; try again", scope=scope
             )
-        submission = Submission(command, by, lease, asyncio.get_running_loop().create_future())
+        outcome = asyncio.get_running_loop().create_future()
+        submission = Submission(command, by, lease, check, outcome)
         queue.append(submission)
         return await submission.outcome
 
@@ -133,9 +145,7 @@ class CommandQueues:
             try:
                 if before is None and not isinstance(one.command, SetMembers):
                     raise UnknownScope(f"there is no scope {name!r}", scope=name)
-                if one.lease is not None:
-                    engine.require(transaction, one.lease)
-                engine.check_announcement(transaction, one.command)
+                self._check(transaction, one)
                 outcome = decide(scope, one.command, transaction.now, engine.timing, together)
                 if any(each.what is ChangeKind.EXECUTED_SILENTLY for each in outcome.changes):
                     transaction.get(SEEN_KEY.format(name))  # compared: a poll may be unknown here
@@ -155,6 +165,14 @@ class CommandQueues:
             changes_bytes += size
             if before is None or outcome.is_gone:
                 return
+
+    def _check(self, transaction: Transaction, one: Submission) -> None:
+        """Refuse a command that must not be committed. The commit compares why it may be."""
+        if one.lease is not None:
+            self._engine.require(transaction, one.lease)
+        if one.check is not None:
+            one.check(transaction)
+        self._engine.check_announcement(transaction, one.command)
 
     async def close(self) -> None:
         """Settle what still waits. Call it after closing the store."""

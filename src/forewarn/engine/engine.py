@@ -22,7 +22,7 @@ from forewarn.engine.clock import Clock
 from forewarn.engine.command_queue import CommandQueues
 from forewarn.engine.entry import encode_all, log_all
 from forewarn.engine.last_polls import POLLED_KEY
-from forewarn.engine.record import CLOCK, DECLARED, FLOOR, HOSTS, RAW, Floor, Hosts
+from forewarn.engine.record import CLOCK, DECLARED, FLOOR, HOSTS, RAW, SHOWN, Floor, Hosts
 from forewarn.engine.record_cache import ABSENT, Versioned, describe, kind_of, name_of
 from forewarn.engine.replica import SCOPE_KEY, SEEN_KEY, Replica
 from forewarn.engine.transaction import LeaseLost, Transaction
@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 FLEET_KEY = "fleet"
 FLOOR_KEY = "floor"
+SHOWN_KEY = "shown"
 DECLARED_KEY = "declared/{}/"
 """Some of the declared hosts: the size of a record is limited."""
 TRIES_MAX = 10
@@ -57,9 +58,6 @@ class Engine(Replica):
         self.timing = timing
         self.clock_skew_seconds = 0.0
         self.server_lease: Lease | None = None
-        self.clock_key = ""
-        """The record that announcements compare; `on_unknown_outcome` is called to write it."""
-        self.on_unknown_outcome: Callable[[], None] = lambda: None
         self.clock_compared = asyncio.Event()  # commands wait for it
         self.clock_compared.set()
         self._lost_at: datetime | None = None
@@ -73,6 +71,7 @@ class Engine(Replica):
         self.register(FLOOR_KEY, FLOOR)
         self.register("lease", RAW)
         self.register("clock", CLOCK)
+        self.register(SHOWN_KEY, SHOWN)
 
     def retime(self, timing: Timing) -> None:
         """Use other times from now on. Events keep their NotBefore."""
@@ -130,16 +129,12 @@ class Engine(Replica):
         """Refuse to announce an event while the clock is off: its notice would begin now.
 
         The reference time cannot be used instead. It seems to be in the past while records of the
-        other servers arrive late, such as after this process was stopped. A commit that the store
-        carries out late is refused if the lease of this server has ended by then, or if this server
-        has got no reply and has written its clock since.
+        other servers arrive late, such as after this process was stopped. The commit compares
+        `shown`, so that a late one is refused or makes a gap: see `readability.py`.
         """
         if not isinstance(command, Operation | Maintain | Degrade):
             return
-        if self.server_lease is not None:
-            self.require(transaction, self.server_lease)
-        if self.clock_key:
-            transaction.get(self.clock_key)
+        transaction.get(SHOWN_KEY)
         if self.is_clock_off:
             skew = f"{self.clock_skew_seconds:+.1f} s"
             raise Unavailable(
@@ -239,11 +234,8 @@ class Engine(Replica):
             revision = await self.store.commit(encoded, checks, encode_all(entries))
         except Conflict:
             raise
-        except BaseException as error:  # a commit that was cancelled may happen, too
-            if isinstance(error, StoreLost | StoreUnusable):
-                self._lost_at = self.clock.now()
-            if self.clock_key in reads and self.clock_key not in writes:
-                self.on_unknown_outcome()
+        except (StoreLost, StoreUnusable):
+            self._lost_at = self.clock.now()
             raise
         self._lost_at = None
         self.metrics.store.add(loop.time() - began)
@@ -292,19 +284,33 @@ class Engine(Replica):
                 transaction.put(polled_key, None)
 
     async def submit(
-        self, scope: str, command: Command, by: str, *, lease: Lease | None = None
+        self,
+        scope: str,
+        command: Command,
+        by: str,
+        *,
+        lease: Lease | None = None,
+        check: Callable[[Transaction], None] | None = None,
     ) -> Outcome:
         """Carry out a command durably, or raise the Error that says why not.
 
-        The returned outcome has been committed and published.
+        The returned outcome has been committed and published. `check` may read other records and
+        refuse the command; the commit compares them.
         """
         if isinstance(command, Seen):
             return await self._record_poll(scope, by)
-        return await _within_limit(self._submit(scope, command, by, lease))
+        return await _within_limit(self._submit(scope, command, by, lease, check))
 
-    async def _submit(self, scope: str, command: Command, by: str, lease: Lease | None) -> Outcome:
+    async def _submit(
+        self,
+        scope: str,
+        command: Command,
+        by: str,
+        lease: Lease | None,
+        check: Callable[[Transaction], None] | None,
+    ) -> Outcome:
         await self.wait_until_clock_compared()
-        return await self._commands.submit(scope, command, by, lease)
+        return await self._commands.submit(scope, command, by, lease, check)
 
     async def wait_until_clock_compared(self) -> None:
         """Whatever starts or announces events waits for it."""
@@ -316,8 +322,8 @@ class Engine(Replica):
                 "this server has not compared its clock with the other servers yet; try again"
             ) from None
 
-    def new_scope(self, name: str) -> Scope:
-        return Scope(name=name, incarnation=self.floor + 1)
+    def new_scope(self, name: str, *, is_reported: bool = False) -> Scope:
+        return Scope(name=name, incarnation=self.floor + 1, is_reported=is_reported)
 
     async def seen(self, published: PublishedScope) -> None:
         """Record that a VM of the scope polls, so that the scope is enabled.

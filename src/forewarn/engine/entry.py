@@ -5,7 +5,7 @@ numbers only grow and are not dense.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 import msgspec
@@ -50,10 +50,13 @@ LEVEL = {
     ChangeKind.LEFT: logging.DEBUG,
     ChangeKind.UPDATED: logging.DEBUG,
     ChangeKind.IMPACT_FAILED: logging.WARNING,
+    ChangeKind.UNSERVED: logging.WARNING,
     ChangeKind.FAILED: logging.ERROR,
 }
 """The log level of changes that are not INFO. A whole fleet may join in one apply."""
 LOGGED = ("scope", "event", "vm", "detail", "by")
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 _ENTRY = msgspec.json.Decoder(Entry)
@@ -90,19 +93,35 @@ def decode_all(value: HistoryValue) -> list[Entry]:
 
     An entry that cannot be read is left out: a newer server wrote it, or it is damaged.
     """
+    return list(decode_each(value))
+
+
+def decode_each(value: HistoryValue) -> Iterator[Entry]:
+    """As `decode_all`, one at a time."""
+    return _decode(value, enumerate(_split(value)))
+
+
+def decode_last(value: HistoryValue) -> Entry | None:
+    """The last entry of a history value that can be read, without decoding those before it."""
+    numbered = list(enumerate(_split(value)))
+    return next(_decode(value, reversed(numbered)), None)
+
+
+def _split(value: HistoryValue) -> list[msgspec.Raw]:
     try:
-        raw_entries = _RAW.decode(value.value)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _RAW.decode(value.value)
+    except UNREADABLE:
         return []
-    entries = []
-    for index, raw in enumerate(raw_entries):
+
+
+def _decode(value: HistoryValue, raw_entries: Iterable[tuple[int, msgspec.Raw]]) -> Iterator[Entry]:
+    for index, raw in raw_entries:
         try:
             entry = _ENTRY.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             continue
         force_setattr(entry, "number", first_number(value.position) + index)
-        entries.append(entry)
-    return entries
+        yield entry
 
 
 def first_number(position: int) -> int:

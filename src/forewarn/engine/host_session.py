@@ -20,10 +20,14 @@ class HandedOut:
 
 @dataclass(eq=False)
 class DaemonSession:
-    """A connected daemon. At `silent_at` it counts as silent, unless it sends something."""
+    """A connected daemon. At `silent_at` it counts as silent, unless it sends something.
+
+    Its reports count from `merge_at`.
+    """
 
     latest: WorkRequest
     silent_at: datetime
+    merge_at: datetime
     calls: dict[ImpactKey, HandedOut] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -52,5 +56,6 @@ def refuse_late(
         raise Refused(f"a later request of the daemon of {host} has arrived", host=host)
 
 
-def unreachable(host: str) -> HostUnreachable:
-    return HostUnreachable(f"the daemon of {host} is unreachable", host=host)
+def unreachable(host: str, problem: str = "") -> HostUnreachable:
+    reason = problem or "its daemon does not answer"
+    return HostUnreachable(f"{host} is unreachable: {reason}", host=host)

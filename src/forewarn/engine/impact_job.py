@@ -46,7 +46,8 @@ class ImpactJob:
         +-----------+------------+------------+------> (dropped)
 
     `call` is what the platform does for it while it is RUNNING or BOOTING. `calls` has the calls
-    that have not ended, even if nobody awaits them any more.
+    that have not ended, even if no task awaits them any more. `stop_seconds` is how long a call may
+    act after it was canceled, `host` the host whose daemon makes it.
     """
 
     engine: Engine
@@ -57,6 +58,8 @@ class ImpactJob:
     lease: Lease
     limit: timedelta
     calls: set[asyncio.Future[ImpactResult]]
+    stop_seconds: float = 0.0
+    host: str = ""
     call: asyncio.Future[Finish | Release] | asyncio.Future[None] | None = None
     is_booting: bool = False
 
@@ -70,7 +73,14 @@ class ImpactJob:
 
         The same commit may have ended the event after the claim, so only what is published counts.
         """
-        claim = Claim(event_id=self.impact.event_id, vm=self.impact.vm, worker=self.worker)
+        claim = Claim(
+            event_id=self.impact.event_id,
+            vm=self.impact.vm,
+            worker=self.worker,
+            stop_seconds=self.stop_seconds,
+            host=self.host,
+            tries=self.impact.tries,
+        )
         outcome, request = await self._submit(claim), self._find_request()
         if outcome is None or request is None:
             return None
@@ -119,7 +129,9 @@ class ImpactJob:
         published = self.engine.board.scopes.get(self.scope)
         scope = published.scope if published else Scope(name=self.scope)
         impact = scope.impact(self.impact.event_id, self.impact.vm)
-        return make_request(scope, impact) if impact and self._is_ours(impact) else None
+        if impact is None or not self._is_ours(impact):
+            return None
+        return make_request(scope, impact, self.engine.timing.rate)
 
     async def _run_impact(self, request: ImpactRequest) -> Finish | Release:
         """Run the impact and describe its result. It is released if its host was lost."""

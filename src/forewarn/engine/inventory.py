@@ -4,8 +4,7 @@ The rules are those of `fleet sync libvirt`. They are applied to the scopes that
 and to no others, so that the work grows with the host and not with the fleet.
 """
 
-import ipaddress
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -17,24 +16,29 @@ from forewarn.core.machine import decide
 from forewarn.engine.engine import Engine
 from forewarn.engine.fleet_apply import Commands, check_size, definition
 from forewarn.engine.managed_hosts import HostedVm, ManagedHosts
+from forewarn.engine.report_checks import ReportChecks
 from forewarn.errors import Invalid
-from forewarn.fleetfile.parser import Fleet
+from forewarn.fleetfile.parser import Fleet, parse_address
 from forewarn.fleetfile.yaml_source import FieldError, convert, explain, format_path
 from forewarn.platform.libvirt.domain_xml import DiscoveredVm
-from forewarn.platform.libvirt.fleet_import import sync_fleet
+from forewarn.platform.libvirt.fleet_import import sync_in_steps
 from forewarn.platform.remote import ReportedVm
+from forewarn.steps import Steps, in_turns
 
-EMPTY_SCOPES_MAX = 1000
-SCOPES_LISTED_MAX = 5
 PROBLEMS_MAX = 100
 """In a response; a daemon reads a limited number of bytes."""
+NOT_ACCEPTED_MAX = 20
+NOT_ACCEPTED_LENGTH_MAX = 300
+"""In the record of the host."""
+VM_SCHEMA = msgspec.json.schema(ReportedVm)
 
 
 class HostInventory:
-    """One report of a host. `problems` name the VMs that do not fit into the fleet.
+    """One report of a host, which is read and then planned, both in turns with everything else.
 
-    What is known of such a VM stays as it is. New ones may be placed in these `scopes`, or in any
-    if there are none.
+    `vms` are those of the host, and `problems` name the ones that do not fit into the fleet. What
+    is known of such a VM stays as it is. New ones may be placed in these `scopes`, or in any if
+    there are none.
     """
 
     def __init__(
@@ -48,81 +52,86 @@ class HostInventory:
         self._engine = engine
         self._managed = managed
         self._host = host
-        self._refused_ids: set[str] = set()
+        self._reported = vms
+        self._scopes = scopes
+        self._refused: set[str] = set()  # ids and names
+        self._domains: dict[str, DiscoveredVm] = {}
+        self.vms: dict[str, HostedVm] = {}
         self.problems: list[str] = []
-        self._domains = {each.id: each for each in self._parse(vms)}
-        self._refuse_scopes(scopes)
-        self.vms = {
-            vm_id: HostedVm(domain.memory_bytes, domain.is_active)
-            for vm_id, domain in self._domains.items()
-        }
 
-    def _parse(self, vms: Iterable[dict[str, Any]]) -> Iterator[DiscoveredVm]:
-        for values in vms:
+    async def read(self) -> None:
+        """Find out what the host has, before it is planned."""
+        await in_turns(self._read())
+
+    async def plan(self) -> Commands:
+        """The commands that bring the fleet up to date, those that free a VM first.
+
+        The record of the host has the VMs of this report already. The fleet may change meanwhile,
+        so a commit of the commands has to compare it.
+        """
+        return await in_turns(self._plan())
+
+    @property
+    def not_accepted(self) -> tuple[str, ...]:
+        """The problems as they are kept for people. Complete after `plan`."""
+        lines = [each[:NOT_ACCEPTED_LENGTH_MAX] for each in self.problems[:NOT_ACCEPTED_MAX]]
+        more = len(self.problems) - len(lines)
+        return (*lines, f"and {more} more VMs") if more else tuple(lines)
+
+    def _read(self) -> Steps[None]:
+        for values in self._reported:
+            yield 1
             try:
                 vm = _convert(values)
             except Invalid as error:
                 self.problems.append(error.message)
-                self._refused_ids.add(str(values.get("id")).lower())
+                self._refused |= {str(values.get("id")).lower(), str(values.get("name"))}
                 continue
             fields = asdict(vm) | {"id": vm.id.lower()}
             is_active = fields.pop("power") == Power.RUNNING
-            yield DiscoveredVm(**fields, host=self._host, is_active=is_active)
+            domain = DiscoveredVm(**fields, host=self._host, is_active=is_active)
+            self._domains[domain.id] = domain
+        checks = yield from self._refuse()
+        for vm_id, domain in self._domains.items():
+            yield 1
+            is_claim = checks.is_claim(domain)
+            self.vms[vm_id] = HostedVm(
+                domain.memory_bytes, domain.is_active, is_claim, domain.unmovable
+            )
 
-    def _refuse_scopes(self, scopes: Collection[str]) -> None:
-        """Refuse VMs outside of these scopes, if there are any, and too many new scopes.
-
-        Scopes stay when they are empty.
-        """
-        board = self._engine.board
-        is_full = len(board.scopes) - len(board.vms) >= EMPTY_SCOPES_MAX
-        allowed, listed = frozenset(scopes), ", ".join(sorted(scopes)[:SCOPES_LISTED_MAX])
+    def _refuse(self) -> Steps[ReportChecks]:
+        """Drop the VMs that this host may not report."""
+        checks = ReportChecks(self._engine.board, self._managed, self._host, self._scopes)
         for domain in list(self._domains.values()):
-            other = self._find_scope(domain) if scopes else ""
-            if other and other not in allowed:
-                problem = (
-                    f"the token of {self._host} is not for the scope {other!r}; expected a scope of"
-                    f" its own, or one of the token's {len(scopes)}, such as {listed}"
-                )
-            elif is_full and domain.scope and domain.scope not in board.scopes:
-                problem = (
-                    f"{EMPTY_SCOPES_MAX} scopes have no VM; expected a scope that exists,"
-                    f" got {domain.scope!r}"
-                )
-            else:
+            yield 1
+            try:
+                checks.check(domain)
+            except Invalid as error:
+                del self._domains[domain.id]
+                self._refused |= {domain.id, domain.name}
+                self.problems.append(error.message)
                 continue
-            del self._domains[domain.id]
-            self._refused_ids.add(domain.id)
-            self.problems.append(f"VM {domain.name!r}: {problem}")
+            addresses, problem = checks.select_addresses(domain)
+            if problem:
+                self._domains[domain.id] = replace(domain, addresses=addresses)
+                self.problems.append(problem)
+        return checks
 
-    def _find_scope(self, domain: DiscoveredVm) -> str:
-        """The scope that a VM would be in; empty if it is its own, or if it is there already."""
-        board = self._engine.board
-        name = board.ids.get(domain.id, domain.name)
-        if name not in board.vms:
-            return domain.scope
-        home = board.vms[name].scope
-        is_there = home.kind is ScopeKind.VM or name in board.hosts.get(self._host, ())
-        is_new = domain.scope not in ("", home.name)
-        return domain.scope if is_new else "" if is_there else home.name
-
-    def plan(self) -> Commands:
-        """The commands that bring the fleet up to date, those that free a VM first.
-
-        The record of the host has the VMs of this report already.
-        """
+    def _plan(self) -> Steps[Commands]:
+        # again: the fleet may have changed since the report was read
+        checks = yield from self._refuse()
         present = {scope.name: scope for scope in self._concerned()}
-        domains, found = self._select(present.values())
+        domains, found = yield from self._select(present.values())
         part = Fleet(scopes=tuple(map(definition, present.values())))
         problems = list[str]()
-        after = {
-            scope.name: scope for scope in sync_fleet(part, domains, [self._host], problems).scopes
-        }
+        synced = yield from sync_in_steps(part, domains, [self._host], problems)
+        after = yield from self._with_state(synced.scopes, checks, problems)
         staying = {vm.id or vm.name for scope in after.values() for vm in scope.vms}
         commands = list[tuple[str, UpdateMembers]]()
         for name in sorted(present.keys() | after.keys()):
             old = present.get(name) or self._engine.new_scope(name)
             new = after.get(name) or replace(old, vms=())
+            yield 1 + len(old.vms) + len(new.vms)
             if name in present and new.kind is not old.kind:
                 problems.append(
                     f"scope {name!r} is of the kind {old.kind}, not {new.kind}, and a report does"
@@ -137,7 +146,7 @@ class HostInventory:
             has_news = command.vms or command.gone or command.left
             if name not in present or (has_news and self._has_effect(old, command)):
                 commands.append((name, command))
-        self.problems += [each for each in problems if each not in self.problems]
+        self.problems = list(dict.fromkeys([*self.problems, *problems]))
         return [*sorted(commands, key=lambda each: not each[1].left)]
 
     def _has_effect(self, scope: Scope, command: UpdateMembers) -> bool:
@@ -153,29 +162,39 @@ class HostInventory:
         names |= {board.vms[vm].scope.name for vm in vms if vm in board.vms}
         return [board.scopes[name].scope for name in sorted(names) if name in board.scopes]
 
-    def _select(self, scopes: Iterable[Scope]) -> tuple[list[DiscoveredVm], frozenset[str]]:
+    def _select(self, scopes: Iterable[Scope]) -> Steps[tuple[list[DiscoveredVm], frozenset[str]]]:
         """The domains that count, and the VMs that were found here after their host was lost.
 
         A VM that another host runs is there. One that is under impact keeps its name and scope.
+        VMs of the fleet come first: a new one must not take the name of one that stays.
         """
         domains, found, managed = dict(self._domains), set[str](), self._managed
+        known = set[str]()
         for scope in scopes:
             busy = {impact.vm for impact in scope.impacts if not impact.is_over}
             for vm in scope.vms:
+                yield 1
+                known.add(vm.id)
                 domain = domains.get(vm.id)
                 place = managed.choose_host(vm.id, vm.host)
                 if domain is not None and place == self._host:
                     if vm.name in busy:
                         domains[vm.id] = replace(domain, name=vm.name, scope="", kind=None)
-                    if managed.is_unreachable(vm.host) and domain.is_active:
+                    if managed.is_away(vm.host) and domain.is_active:
                         found.add(vm.name)
-                elif vm.host == self._host and (place or vm.id in self._refused_ids):
-                    domains[vm.id] = DiscoveredVm(
+                elif vm.host == self._host and (place or (vm.id or vm.name) in self._refused):
+                    domains[vm.id or vm.name] = DiscoveredVm(
                         name=vm.name, id=vm.id, host=place or vm.host, is_active=False
                     )
                 elif domain is not None:
                     del domains[vm.id]
-        return list(domains.values()), frozenset(found)
+                    if self.vms[vm.id].is_claim:
+                        self.problems.append(
+                            f"VM {domain.name!r}: it is on {place}, and the token of {self._host}"
+                            f" is not for the scope {scope.name!r}"
+                        )
+        ordered = sorted(domains.values(), key=lambda domain: domain.id not in known)
+        return ordered, frozenset(found)
 
     def _compare(
         self, old: Scope, new: Scope, staying: set[str], found: frozenset[str]
@@ -190,7 +209,7 @@ class HostInventory:
             )
         known, names = {vm.name: vm for vm in old.vms}, {vm.name for vm in new.vms}
         lost = [vm for vm in old.vms if vm.name not in names]
-        pairs = [(known.get(vm.name), self._with_power(vm)) for vm in new.vms]
+        pairs = [(known.get(vm.name), vm) for vm in new.vms]
         return UpdateMembers(
             host=self._host,
             kind=new.kind,
@@ -200,21 +219,72 @@ class HostInventory:
             found=found,
         )
 
+    def _with_state(
+        self, scopes: Iterable[Scope], checks: ReportChecks, problems: list[str]
+    ) -> Steps[dict[str, Scope]]:
+        """The scopes with the power of this host's VMs, and whose addresses they have."""
+        powered = list[Scope]()
+        for scope in scopes:
+            yield 1 + len(scope.vms)
+            powered.append(replace(scope, vms=tuple(map(self._with_power, scope.vms))))
+        holders = yield from self._choose_holders(vm for scope in powered for vm in scope.vms)
+        after = dict[str, Scope]()
+        for scope in powered:
+            vms = list[Vm]()
+            for vm in scope.vms:
+                yield 1
+                if self._is_reported(vm) and vm.address:
+                    vms.append(self._with_address(vm, holders[vm.address], checks, problems))
+                else:
+                    vms.append(vm)
+            after[scope.name] = replace(scope, vms=tuple(vms))
+        return after
+
+    def _is_reported(self, vm: Vm) -> bool:
+        return vm.host == self._host and vm.id in self.vms
+
     def _with_power(self, vm: Vm) -> Vm:
-        reported = self.vms.get(vm.id) if vm.host == self._host else None
-        if reported is None:
+        if not self._is_reported(vm):
             return vm
-        return replace(vm, power=Power.RUNNING if reported.is_running else Power.STOPPED)
+        is_running = self.vms[vm.id].is_running
+        return replace(vm, power=Power.RUNNING if is_running else Power.STOPPED)
+
+    def _choose_holders(self, vms: Iterable[Vm]) -> Steps[dict[str, str]]:
+        """Which of several VMs on this host has an address, by address: a fleet has it once there.
+
+        One that runs rather than one that does not, and else the one that has it already.
+        """
+        addresses, ranks = self._engine.board.addresses, dict[str, tuple[tuple[bool, bool], str]]()
+        for vm in vms:
+            yield 1
+            if vm.host == self._host and vm.address:
+                rank = vm.power.is_off, not addresses.has(vm.address, vm.name)
+                best = ranks.get(vm.address)
+                if best is None or rank < best[0]:
+                    ranks[vm.address] = rank, vm.name
+        return {address: name for address, (_, name) in ranks.items()}
+
+    def _with_address(self, vm: Vm, holder: str, checks: ReportChecks, problems: list[str]) -> Vm:
+        if holder != vm.name:
+            problems.append(
+                f"VM {vm.name!r}: {vm.address} is the address of VM {holder!r} on this host too,"
+                " which keeps it; expected unique addresses"
+            )
+            return replace(vm, address="", is_address_taken=False)
+        is_taken = checks.is_address_taken(vm)
+        if is_taken and (problem := checks.describe_holder(vm)):
+            problems.append(problem)
+        return replace(vm, is_address_taken=is_taken)
 
 
 def _convert(values: dict[str, Any]) -> ReportedVm:
     """Invalid, in one line, if it is not a VM that can be in a fleet."""
     try:
         vm = convert({name: each for name, each in values.items() if each != ""}, ReportedVm)
-        addresses = tuple(str(ipaddress.ip_address(address)) for address in vm.addresses)
-        return replace(vm, addresses=addresses)
+        unmovable = "".join(each if each.isprintable() else " " for each in vm.unmovable)
+        return replace(vm, addresses=tuple(map(parse_address, vm.addresses)), unmovable=unmovable)
     except FieldError as error:
-        path, message = explain(error, values, msgspec.json.schema(ReportedVm))
+        path, message = explain(error, values, VM_SCHEMA)
         problem = f"{format_path(path)}: {message}"
     except ValueError as error:
         problem = f"addresses: {error}"

@@ -9,7 +9,7 @@ last poll is the VM's.
 from collections.abc import Mapping
 from datetime import datetime
 
-from forewarn.core.fleet import Power, Scope
+from forewarn.core.fleet import Scope
 from forewarn.core.lifecycle import is_enabled
 from forewarn.core.timing import Timing
 from forewarn.engine.board import Board
@@ -68,7 +68,7 @@ class LastPolls:
         if not is_enabled(scope, now, timing):
             return 0
         times, oldest = self.times(scope), (now - timing.seen_interval).timestamp()
-        running = (vm.name for vm in scope.vms if vm.power is Power.RUNNING)
+        running = (vm.name for vm in scope.vms if not vm.power.is_off)
         return sum(times.get(name, 0) < oldest for name in running)
 
     def _stored(self, scope: Scope) -> Mapping[str, int]:

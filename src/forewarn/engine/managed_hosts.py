@@ -1,39 +1,71 @@
 """What every server knows of the hosts that run a daemon: who serves them, and their VMs.
 
-A host is *managed* while it has a record with a session. It is connected while its record names a
-server and that server has its lease; else it is unreachable. So a lost server is noticed without a
-write. The record of a host that was forgotten stays, without a session.
+A host is *managed* while it has a record with a session. Its daemon is in contact while the record
+names a server and that server has its lease. So a lost server is noticed without a write. A host is
+unreachable if its daemon is not in contact, or says that it cannot act. The record of a host that
+was forgotten stays, without a session.
 """
 
+from collections import defaultdict
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from forewarn.core.change import Change, ChangeKind
-from forewarn.core.command import Abandon
-from forewarn.core.fleet import Vm
+from forewarn.core.command import Abandon, SetPower
+from forewarn.core.event import Gap, Impact, ImpactState, is_move
+from forewarn.core.fleet import Power, Vm
 from forewarn.engine.engine import Engine
 from forewarn.engine.lease import lease_key
 from forewarn.engine.record import RecordCodec
+from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.transaction import Transaction
-from forewarn.errors import Refused, UnknownHost
+from forewarn.errors import Refused, Unavailable, UnknownHost
 
 HOST_KEY = "hostd/{}/"
+SCOPES_COMPARED_MAX = 100
+"""How many scopes of a host the commit compares that forgets it."""
 
 
 class HostedVm(NamedTuple):
-    """A VM as its host has reported it."""
+    """A VM as its host has reported it.
+
+    One that is off was running there until `running_at`. Since `double_since`, another host reports
+    it as running, too; `is_double` says that a later report has confirmed it.
+    `is_claim`: another host has it, and the token of this one does not cover its scope.
+    `unmovable` is why it cannot run on another host.
+    """
 
     memory_bytes: int
     is_running: bool
+    is_claim: bool = False
+    unmovable: str = ""
+    running_at: datetime | None = None
+    double_since: datetime | None = None
+    is_double: bool = False
+
+    def after(self, old: "HostedVm | None", now: datetime) -> "HostedVm":
+        """This report, with what is known from the last one."""
+        if self.is_running or old is None:
+            return self
+        return self._replace(running_at=now if old.is_running else old.running_at)
 
 
 class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`session` is one run of its daemon, `server` the worker that serves it; empty if none does.
 
     `since` is when that began. `vms` are by id, as the daemon reported them last. `number` is that
-    of the request that changed the record last.
+    of the request that changed the record last. `machine` is what the host belongs to, `replaced`
+    the sessions before this one, the last one first. `rivals` are sessions of machines with one id,
+    and when each has sent something; while there are any, no server serves the host. `problem` is
+    why the daemon cannot act on its VMs at present. `not_accepted` has a line for each VM that does
+    not fit into the fleet. `away_since` is the time of its last request, while no server has
+    contact; `gaps` are recent times without contact: see `host_contact.py`. Its guests ask and get
+    no answer of any server since `unconfirmed_since`. `unreported_since` is set from when the host
+    is unreachable until its next report: since then, VMs may have been moved to it.
     """
 
     host: str
@@ -43,6 +75,15 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     memory_bytes: int = 0
     vms: dict[str, HostedVm] = {}
     number: int = 0
+    machine: str = ""
+    replaced: tuple[str, ...] = ()
+    rivals: dict[str, datetime] = {}
+    problem: str = ""
+    not_accepted: tuple[str, ...] = ()
+    away_since: datetime | None = None
+    gaps: tuple[Gap, ...] = ()
+    unconfirmed_since: datetime | None = None
+    unreported_since: datetime | None = None
 
     def free_bytes(self, but: str) -> int:
         """Its memory without that of its running VMs, but for the one with this id."""
@@ -57,19 +98,38 @@ def unless_forgotten(record: ManagedHost | None) -> ManagedHost | None:
     return record if record is not None and record.session else None
 
 
+def is_served(record: ManagedHost, get: Callable[[str], object | None]) -> bool:
+    """Whether the server of the record is alive, by the leases that `get` reads.
+
+    A commit has to read them from its transaction: a server whose watch is late may not know the
+    lease of one that has just started.
+    """
+    return bool(record.server) and get(lease_key(record.server)) is not None
+
+
 class ManagedHosts:
     """All records of hosts. Create it before the engine loads."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._reported_by: dict[str, tuple[str, ...]] = {}
+        self._served_by: defaultdict[str, set[str]] = defaultdict(set)  # hosts by server
+        self._unreported: set[str] = set()
         engine.register("hostd", MANAGED_HOST)
         engine.on_change("hostd", self._on_change)
 
     def _on_change(self, before: ManagedHost | None, after: ManagedHost | None) -> None:
-        """Keep the index of VMs, and show the host even if it has none."""
+        """Keep the indexes, and show the host even if it has no VMs."""
         host = (after or before).host  # type: ignore[union-attr]
         before, after = unless_forgotten(before), unless_forgotten(after)
+        if before is not None:
+            self._served_by[before.server].discard(host)
+            if not self._served_by[before.server]:
+                del self._served_by[before.server]
+        if after is not None:
+            self._served_by[after.server].add(host)
+        is_unreported = after is not None and after.unreported_since is not None
+        (self._unreported.add if is_unreported else self._unreported.discard)(host)
         old, new = before.vms if before else {}, after.vms if after else {}
         for vm_id in old.keys() - new.keys():
             others = tuple(each for each in self._reported_by.pop(vm_id) if each != host)
@@ -87,11 +147,37 @@ class ManagedHosts:
         return self._engine.records.get(HOST_KEY.format(host)).value is not self.find(host)
 
     def is_unreachable(self, host: str) -> bool:
-        """Whether no server has contact with the daemon of this host."""
-        record, records = self.find(host), self._engine.records
+        """Whether nothing can be done to the VMs of this host at present."""
+        return bool(self.reason(host))
+
+    def is_away(self, host: str) -> bool:
+        """Whether it is unreachable, and not only because its daemon looks for another server.
+
+        Such a daemon finishes what it does, and reports it in a few seconds.
+        """
+        record = self.find(host)
+        is_searching = record is not None and bool(record.server) and not self.has_contact(host)
+        is_noted = record is not None and record.away_since is not None
+        return self.is_unreachable(host) and (is_noted or not is_searching)
+
+    def has_contact(self, host: str) -> bool:
+        """Whether a server has contact with the daemon of this host."""
+        record = self.find(host)
+        records = self._engine.records
+        return record is not None and is_served(record, lambda key: records.get(key).value)
+
+    def reason(self, host: str) -> str:
+        """Why nothing can be done to the VMs of this host at present; empty if something can."""
+        record = self.find(host)
         if record is None:
-            return False
-        return not record.server or records.get(lease_key(record.server)).value is None
+            return ""
+        if record.rivals:
+            return f"{len(record.rivals)} machines with one id run its daemon; none is served"
+        if self.has_contact(host):
+            return record.problem
+        if record.server:
+            return "its server is lost, and its daemon has not found another one yet"
+        return f"its daemon has been away since {record.since:%Y-%m-%dT%H:%M:%SZ}"
 
     def count_unreachable(self) -> int:
         return len(self._all()) - len(self.connected())
@@ -108,31 +194,116 @@ class ManagedHosts:
         reported = record.vms.get(vm.id) if record else None
         return reported.memory_bytes if reported else 0
 
+    def unmovable_on(self, host: str) -> dict[str, str]:
+        """The VMs of a host that cannot run elsewhere, and why, as its daemon has reported."""
+        record, board = self.find(host), self._engine.board
+        reported = record.vms.items() if record else ()
+        reasons = {board.ids.get(vm_id): vm.unmovable for vm_id, vm in reported if vm.unmovable}
+        return {vm: reasons[vm] for vm in sorted(board.hosts.get(host, ())) if vm in reasons}
+
     def running_on(self, vm_id: str) -> list[str]:
         """The hosts that report the VM as running."""
         hosts = [(host, self.find(host)) for host in self._reported_by.get(vm_id, ())]
         return [host for host, record in hosts if record and record.vms[vm_id].is_running]
 
     def may_run_on(self, name: str, but: str) -> tuple[str, ...]:
-        """The other hosts than this one that a VM may run on."""
+        """The other hosts than this one that a VM may run on.
+
+        If no host reports it as running, that are all that have it, and those that have reported
+        nothing since before it was last seen running: it may have been moved there since.
+        """
         published = self._engine.board.vms.get(name)
         vm = published.scope.vm(name) if published else None
-        return tuple(sorted({*self.running_on(vm.id), vm.host} - {but, ""})) if vm else ()
+        if vm is None:
+            return ()
+        hosts = {*self.running_on(vm.id), vm.host}
+        if not self.running_on(vm.id):
+            hosts |= {
+                *self._reported_by.get(vm.id, ()),
+                *self._unreported_since(self._last_run(vm.id)),
+            }
+        return tuple(sorted(hosts - {but, ""}))
+
+    def _last_run(self, vm_id: str) -> datetime | None:
+        """When a VM that is off was last seen running; None if that is not known."""
+        hosts = self._reported_by.get(vm_id, ())
+        known = (record.vms[vm_id].running_at for record in map(self.find, hosts) if record)
+        return max((at for at in known if at is not None), default=None)
+
+    def _unreported_since(self, time: datetime | None) -> set[str]:
+        """The hosts whose VMs are not known since before this time, or at all without one.
+
+        They are or were unreachable, and no report was merged since. The record of a host whose
+        server is lost says when it was connected, which is earlier.
+        """
+        hosts, records = set(self._unreported), self._engine.records
+        for server, served in self._served_by.items():
+            if not server or records.get(lease_key(server)).value is None:
+                hosts |= served
+        if time is None:
+            return hosts
+        known = filter(None, map(self.find, hosts))
+        return {each.host for each in known if (each.unreported_since or each.since) <= time}
+
+    def is_unreported(self, host: str) -> bool:
+        """Whether a report of this host is wanted, because it was unreachable since its last."""
+        return host in self._unreported
+
+    def not_answering(self, vm: Vm) -> str:
+        """Another host that may run a VM that is off, and has not said so; empty if none may.
+
+        It is unreachable, or has not reported its VMs since it was.
+        """
+        if self.find(vm.host) is None or self.running_on(vm.id):
+            return ""
+        others = self.may_run_on(vm.name, but=vm.host)
+        return next((h for h in others if self.is_unreported(h) or self.is_unreachable(h)), "")
+
+    def reporting(self, vm_id: str) -> tuple[str, ...]:
+        """The hosts that have reported the VM, running or not."""
+        return self._reported_by.get(vm_id, ())
 
     def choose_host(self, vm_id: str, known: str) -> str:
         """Where a VM belongs that hosts have reported: where it runs. Empty if none has it.
 
         While it moves, two hosts have it: it stays on the one that it is known on, until that no
-        longer runs it.
+        longer runs it. A copy that is off counts only if the host that it is known on answers, and
+        does not have it: otherwise the VM may run there. A claim counts only if no connected host
+        without one runs the VM, and if the VM is not known on such a host, running or not: so a VM
+        that is stopped for a moment stays, and one that was taken while its host was away comes
+        back.
         """
-
-        running = self.running_on(vm_id)
+        running, hosts = self.running_on(vm_id), self.reporting(vm_id)
+        may_be_there = known and (self.find(known) is None or self.is_unreachable(known))
+        if not running and known not in hosts and may_be_there:
+            return ""
+        claiming = {host for host in hosts if self._claims(host, vm_id)}
+        if any(
+            (host in running or host == known) and not self.is_unreachable(host)
+            for host in hosts
+            if host not in claiming
+        ):
+            hosts = tuple(host for host in hosts if host not in claiming)
 
         def rank(host: str) -> tuple[bool, bool, bool, str]:
             is_running = host in running
             return is_running and not self.is_unreachable(host), is_running, host == known, host
 
-        return max(self._reported_by.get(vm_id, ()), key=rank, default="")
+        return max(hosts, key=rank, default="")
+
+    def _claims(self, host: str, vm_id: str) -> bool:
+        record = self.find(host)
+        return record is not None and record.vms[vm_id].is_claim
+
+    def host_of(self, vm: Vm, impact: Impact) -> str:
+        """The host whose daemon carries out an impact.
+
+        A try whose result is not known stays with its daemon, wherever the VM is by now: that may
+        still act on it, even while no server has contact.
+        """
+        if impact.state is ImpactState.CLAIMED and self.find(impact.host) is not None:
+            return impact.host
+        return self.acting_host(vm, moves=is_move(impact.type, impact.cause))
 
     def acting_host(self, vm: Vm, *, moves: bool) -> str:
         """The host whose daemon carries out an impact on a VM: the one that runs it.
@@ -144,27 +315,34 @@ class ManagedHosts:
         return self.choose_host(vm.id, vm.host) if is_elsewhere else vm.host
 
     def vms_of(self, *records: ManagedHost | None) -> set[str]:
-        """The VMs whose impacts a change of these records concerns."""
+        """The VMs whose impacts a change of these records concerns: all that share an id, too."""
         board, known = self._engine.board, [record for record in records if record is not None]
-        ids = {vm_id for record in known for vm_id in record.vms} & board.ids.keys()
+        ids = {vm_id for record in known for vm_id in record.vms}
         placed = (board.hosts.get(record.host, set()) for record in known)
-        return {board.ids[vm_id] for vm_id in ids}.union(*placed)
+        return set().union(*map(board.ids.holders, ids), *placed)
 
-    async def forget(self, host: str, *, by: str, fail_impacts: bool = False) -> None:
+    async def forget(
+        self, host: str, *, by: str, fail_impacts: bool = False, vms: Power | None = None
+    ) -> None:
         """Manage a host no longer, because its daemon is gone for good.
 
-        Refused while its VMs have impacts, unless these are to fail: nothing can tell whether they
-        were carried out.
+        If it has VMs, the operator says what is known of them: they are stopped, because the host
+        is fenced, or unknown, because they go on running there. Refused while they have impacts,
+        unless these are to fail: nothing can tell whether they were carried out.
         """
-        if self.is_unreachable(host):
+        await self._engine.require_caught_up()
+        if self.find(host) is not None and not self.has_contact(host):
+            self._require_power(host, vms)
             await self._abandon(host, by, is_accepted=fail_impacts)
+            if vms is not None:
+                await self._submit_to_all(host, SetPower(host=host, power=vms), by)
 
         def decide(transaction: Transaction) -> None:
-            known = unless_forgotten(transaction.get(HOST_KEY.format(host)))
-            if known is None:
-                raise UnknownHost(f"there is no host {host!r} with a daemon", host=host)
-            if not self.is_unreachable(host):
-                raise Refused(f"the daemon of {host} is connected; stop it first", host=host)
+            require_away(host, transaction)
+            self._compare(host, transaction)
+            self._require_power(host, vms)
+            self._require_no_impacts(host)
+            self._require_stated(host, vms)
             forgotten = ManagedHost(host, session="", server="", since=transaction.now)
             transaction.put(HOST_KEY.format(host), forgotten)
             detail = f"host {host} is no longer managed by a daemon"
@@ -172,22 +350,73 @@ class ManagedHosts:
 
         await self._engine.update([HOST_KEY.format(host)], decide, by=by)
 
-    async def _abandon(self, host: str, by: str, *, is_accepted: bool) -> None:
-        await self._engine.require_caught_up()
-        found = self._engine.board.hosts.get(host, ())
-        scopes = {name: self._engine.board.vms[name].scope for name in sorted(found)}
-        impacts = [
+    def _require_power(self, host: str, vms: Power | None) -> None:
+        names = self._vms_on(host)
+        if names and vms is None:
+            raise Refused(
+                f"{host} has {len(names)} VMs, such as {names[0]}, and nothing else may start them"
+                " while they may run there; expected `fenced`, if they are off and stay off, or"
+                " `still_running`, if only the daemon goes",
+                host=host,
+                vms=len(names),
+            )
+
+    def _require_stated(self, host: str, vms: Power | None) -> None:
+        """The daemon may have gone, or VMs may have come, after that was to be written."""
+        board = self._engine.board
+        for name in self._vms_on(host):
+            vm = board.vms[name].scope.vm(name)
+            if vm is not None and vm.power not in (vms, Power.DEALLOCATED):
+                raise Unavailable(f"{host} or its VM {name} has just changed; try again")
+
+    def _compare(self, host: str, transaction: Transaction) -> None:
+        """Let the commit compare the scopes of the host, as far as a commit can."""
+        names = {self._engine.board.vms[vm].scope.name for vm in self._vms_on(host)}
+        for name in sorted(names)[:SCOPES_COMPARED_MAX]:
+            transaction.get(SCOPE_KEY.format(name))
+
+    def _vms_on(self, host: str) -> list[str]:
+        return sorted(self._engine.board.hosts.get(host, ()))
+
+    def _list_impacts(self, host: str) -> list[str]:
+        """The impacts on its VMs that are not over, in words."""
+        scopes = {name: self._engine.board.vms[name].scope for name in self._vms_on(host)}
+        return [
             f"the {impact.type} of {impact.vm}"
             for name, scope in scopes.items()
             for impact in scope.impacts
             if impact.vm == name and not impact.is_over
         ]
-        if impacts and not is_accepted:
+
+    def _require_no_impacts(self, host: str) -> None:
+        impacts = self._list_impacts(host)
+        if impacts:
             raise Refused(
                 f"{len(impacts)} impacts wait for the daemon of {host}: {', '.join(impacts[:5])};"
-                " complete or cancel their events, or forget it with fail_impacts",
+                " complete or cancel their events, or forget it with `fail_impacts`",
                 host=host,
             )
+
+    async def _abandon(self, host: str, by: str, *, is_accepted: bool) -> None:
+        if not is_accepted:
+            self._require_no_impacts(host)
+        if not self._list_impacts(host):
+            return
         problem = f"the daemon of {host} is gone for good"
-        for scope in dict.fromkeys(each.name for each in scopes.values() if impacts):
-            await self._engine.submit(scope, Abandon(host=host, problem=problem), by=by)
+        await self._submit_to_all(host, Abandon(host=host, problem=problem), by)
+
+    async def _submit_to_all(self, host: str, command: Abandon | SetPower, by: str) -> None:
+        """Change the scopes of a host, each only while its daemon is away: it may just return."""
+        for scope in self._engine.board.scopes_on(host):
+            await self._engine.submit(
+                scope.scope.name, command, by=by, check=partial(require_away, host)
+            )
+
+
+def require_away(host: str, transaction: Transaction) -> None:
+    """Refuse to go on unless the daemon of this host is away. The commit compares that."""
+    known = unless_forgotten(transaction.get(HOST_KEY.format(host)))
+    if known is None:
+        raise UnknownHost(f"there is no host {host!r} with a daemon", host=host)
+    if is_served(known, transaction.get):
+        raise Refused(f"the daemon of {host} is connected; stop it first", host=host)

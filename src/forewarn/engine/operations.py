@@ -109,6 +109,15 @@ class Operations(FleetApplier):
         )
         return await self._on_host(command, by)
 
+    def is_repeated(self, host: str) -> bool:
+        """Whether the request that is being retried has announced maintenance of this host."""
+        operation_id = self.new_id()
+        for scope in (each.scope for each in self._engine.board.scopes_on(host)):
+            known = {event.id for event in scope.events} | {ended.id for ended in scope.ended}
+            if not known.isdisjoint(event_ids_of(operation_id, scope)):
+                return True
+        return False
+
     async def degrade(
         self, host: str, *, by: str, not_before: datetime | None = None
     ) -> list[ScopedEvent]:

@@ -10,6 +10,7 @@ from typing import Annotated, Generic, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from forewarn.core.event import Gap
 from forewarn.core.fleet import Scope
 from forewarn.errors import StoreUnusable
 
@@ -42,6 +43,17 @@ class ClockReading(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     server: str
     at: datetime
     asks: bool = False
+
+
+class Shown(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """At this time a server showed all that was committed; see `readability.py`.
+
+    `gaps` are recent times in which none did. `server` wrote it.
+    """
+
+    at: datetime
+    gaps: tuple[Gap, ...] = ()
+    server: str = ""
 
 
 class _Stamp(msgspec.Struct):
@@ -122,5 +134,6 @@ POLLED: RecordCodec[dict[str, int]] = RecordCodec("polled", dict[str, int])
 HOSTS = RecordCodec("hosts", Hosts)
 FLOOR = RecordCodec("floor", Floor)
 CLOCK = RecordCodec("clock", ClockReading)
+SHOWN = RecordCodec("shown", Shown)
 DECLARED: RecordCodec[tuple[str, ...]] = RecordCodec("declared hosts", tuple[str, ...])
 RAW = BytesCodec()

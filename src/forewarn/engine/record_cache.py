@@ -27,6 +27,10 @@ class Records:
         """Get and remove a record."""
         return self._kinds.get(kind_of(key), {}).pop(key, ABSENT)
 
+    def has_any(self, kind: str) -> bool:
+        """Whether there is a record of a kind."""
+        return bool(self._kinds.get(kind))
+
     def values(self, kind: str) -> Iterator[tuple[str, Any]]:
         """The key and value of every record of a kind, also for threads: records may change."""
         for key, record in list(self._kinds.get(kind, {}).items()):

@@ -1,14 +1,7 @@
-"""The daemons that are connected to this server: their sessions, their work, and its results.
+"""The platform of hosts with daemons: the work of those that are connected here, and its results.
 
-A daemon says what it has and asks for work: a long poll, and its sign of life.
-
-    UNKNOWN -> CONNECTED         its first request; the record of the host names this server
-    CONNECTED -> SILENT          no request for SILENT; the record names no server, and the host is
-                                 unreachable
-    CONNECTED -> (taken over)    its record names another server or session
-    CONNECTED -> (ended)         it leaves
-
-In the last three, its impacts are released: they wait for the daemon and fail nothing.
+A daemon says what it has and asks for work, in one long poll. An impact of a host that is
+unreachable waits for its daemon, and fails nothing.
 """
 
 import asyncio
@@ -19,19 +12,24 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from forewarn.core.change import Change, ChangeKind
 from forewarn.core.command import Back
-from forewarn.core.event import Impact, ImpactState, is_move
+from forewarn.core.event import EventType, Impact, ImpactState, Status, is_move
 from forewarn.core.fleet import DEFAULT_INSTANCE, Vm
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
+from forewarn.engine.duplicates import DuplicateVms
 from forewarn.engine.engine import Engine
+from forewarn.engine.host_contact import HostContacts
 from forewarn.engine.host_session import DaemonSession, HandedOut, refuse_late, unreachable
+from forewarn.engine.host_sessions import HostSessions
 from forewarn.engine.inventory import PROBLEMS_MAX, HostInventory
-from forewarn.engine.managed_hosts import HOST_KEY, ManagedHost, ManagedHosts, unless_forgotten
+from forewarn.engine.managed_hosts import ManagedHost, ManagedHosts
 from forewarn.engine.operations import Operations
+from forewarn.engine.problems import Problems
+from forewarn.engine.report_rate import ReportRate
 from forewarn.engine.transaction import Transaction
-from forewarn.errors import Error, HostTaken, ImpactFailed, Unavailable
+from forewarn.engine.unserved import UnservedVms
+from forewarn.errors import ImpactFailed, Unavailable
 from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Platform
 from forewarn.platform.placement import Move, rank_targets
 from forewarn.platform.remote import ImpactKey, RunningImpact, Work, WorkRequest
@@ -40,9 +38,8 @@ from forewarn.store.base import Lease
 
 WAIT = timedelta(seconds=5)
 """How long a request for work is held."""
-SILENT = timedelta(seconds=15)
-"""After its last request a daemon counts as lost. It repeats requests after WAIT at the latest."""
-TICK = timedelta(seconds=1)
+WAIT_PREEMPT = timedelta(seconds=1.5)
+"""While a VM of the host has a Scheduled Preempt: less than a gap that counts for it."""
 BOOTING = ImpactState.BOOTING
 
 
@@ -55,37 +52,60 @@ class RemoteHosts:
 
     def __init__(self, engine: Engine, operations: Operations) -> None:
         self.managed = ManagedHosts(engine)
+        self.contacts = HostContacts(engine, self.managed)
+        self.duplicates = DuplicateVms(engine, self.managed)
+        self.unserved = UnservedVms(engine)
+        self._sessions = HostSessions(
+            engine,
+            self.managed,
+            self.contacts,
+            self._find_lease,
+            self._on_connect,
+            self.unserved.forget,
+        )
+        self.problems = Problems(engine, self.managed, self.unserved, self.duplicates)
         self.local: Platform | None = None
         self.get_lease: Callable[[], Lease | None] = lambda: None
         self.avoid: Callable[[], Mapping[str, int]] = dict
         self.on_change: Callable[[Iterable[str]], None] = lambda vms: None
         self._engine = engine
         self._operations = operations
-        self._sessions: dict[str, DaemonSession] = {}
+        self._report_rate = ReportRate(engine.clock)
         self._waiting: defaultdict[str, set[DaemonSession]] = defaultdict(set)  # by scope
-        self._connected = asyncio.Event()
+        self._held: defaultdict[str, set[str]] = defaultdict(set)  # VMs, by the host they wait for
         self._is_stopping = False
         engine.on_change("hostd", self._on_record)
         engine.board.subscribe(self._on_scope)
+
+    def _find_lease(self) -> Lease | None:
+        return self.get_lease()
+
+    def _on_connect(self, vms: Iterable[str]) -> None:
+        self.on_change(vms)
 
     # --- the platform
 
     def handles(self, vm: Vm, impact: Impact) -> bool:
         """Whether this server can carry out an impact now."""
-        moves = is_move(impact.type, impact.cause)
-        return self._serves(self.managed.acting_host(vm, moves=moves))
+        if self.duplicates.reason_to_wait(vm, impact):
+            host = self.managed.not_answering(vm)
+            if host:  # else it runs twice: the records of both hosts have it
+                self._held[host].add(vm.name)
+            return False
+        host = self.managed.host_of(vm, impact)
+        if not self._can_act(host):
+            self._held[host].add(vm.name)
+            return False
+        return True
 
-    def _serves(self, host: str) -> bool:
-        """Whether this server acts on the VMs of a host."""
-        record, session = self.managed.find(host), self._sessions.get(host)
-        if record is None:
-            return True
-        served = session and (session.latest.session, self._server())
-        return served == (record.session, record.server)
+    def _can_act(self, host: str) -> bool:
+        """Whether this server can act on the VMs of a host."""
+        record = self.managed.find(host)
+        return record is None or (self._sessions.serves(host) and not record.problem)
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
         """Let the daemon of the VM's host carry it out; HostUnreachable if it is lost meanwhile."""
-        host = self.managed.acting_host(request.vm, moves=request.moves)
+        host = self._host_of(request)
         if self.managed.find(host) is None:
             assert self.local is not None
             if self.managed.is_forgotten(host) and isinstance(self.local, SimulatedPlatform):
@@ -94,15 +114,17 @@ class RemoteHosts:
                     f" expected a daemon, or another `platform` of the server"
                 )
             return await self.local.run_impact(request)
-        if not self._serves(host):
-            raise unreachable(host)
+        if not self._can_act(host):
+            raise unreachable(host, self.managed.reason(host))
+        if self.duplicates.hosts_of(request.vm.id):
+            raise unreachable(host, f"{request.vm.name} runs on two hosts")
         handed_out = dataclasses.replace(
             request,
             vm=replace(request.vm, host=host, instance=DEFAULT_INSTANCE),  # that may be large
             targets=self._rank_targets(request) if request.moves else (),
             may_run_on=self.managed.may_run_on(request.vm.name, but=host),
         )
-        session, key = self._sessions[host], (request.event_id, request.vm.name)
+        session, key = self._sessions.of(host), (request.event_id, request.vm.name)
         call = HandedOut(handed_out, asyncio.get_running_loop().create_future())
         session.calls[key] = call
         session.changed.set()
@@ -114,6 +136,15 @@ class RemoteHosts:
             if session.calls.get(key) is call:
                 del session.calls[key]
             session.changed.set()
+
+    def _host_of(self, request: ImpactRequest) -> str:
+        """As the claim says. One that was not committed here says nothing."""
+        published = self._engine.board.vms.get(request.vm.name)
+        key = request.event_id, request.vm.name
+        impact = published.scope.impact(*key) if published else None
+        if impact is None:
+            return self.managed.acting_host(request.vm, moves=request.moves)
+        return self.managed.host_of(request.vm, impact)
 
     async def wait_until_back(self, request: ImpactRequest) -> None:
         """A daemon sends a second result for that; else a poll or the limit ends the wait."""
@@ -152,7 +183,7 @@ class RemoteHosts:
                 moving = (i.vm for i in scope.impacts if i.is_held and is_move(i.type, i.cause))
                 if vm is not None and vm.host != each.host and name in moving:
                     moves[name] = Move(name, scope.name, self.managed.memory_of(vm), each.host)
-        for session in self._sessions.values():
+        for session in self._sessions.all():
             for request in (call.request for call in session.calls.values()):
                 if request.targets:
                     vm, need_bytes = request.vm, self.managed.memory_of(request.vm)
@@ -169,21 +200,28 @@ class RemoteHosts:
         With `wait` as soon as there is something, or nothing after a few seconds. A later request
         of the daemon ends that: each of them says everything.
         """
-        session = await self._connect(host, request)
-        refuse_late(host, request, session.latest)
-        session.latest = request
-        session.changed.set()
-        problems, is_merged = await self._merge(host, request, by, scopes)
-        for each in request.running:
-            await self._take_result(host, session, each)
-        if request.is_leaving:
-            await self._end(host, request)
-        work = await self._wait_for_work(host, session, request)
+        async with self._sessions.contact(host, request) as session:
+            is_first = session.latest is request
+            refuse_late(host, request, session.latest)
+            session.latest = request
+            session.changed.set()
+            self.unserved.report(host, request)
+            problems, is_merged = await self._merge(host, session, request, by, scopes)
+            for each in request.running:
+                await self._take_result(host, session, each)
+            if request.is_leaving:
+                await self._sessions.end(host, request)
+        is_wanted = self.duplicates.has_suspects(host) or self.managed.is_unreported(host)
+        is_merged = is_merged and (request.is_leaving or not is_wanted)
+        if is_first:  # so that its daemon knows how long it had no server
+            work = self._find_work(host, session, request.running)
+        else:
+            work = await self._wait_for_work(host, session, request)
         return replace(work, problems=problems, is_merged=is_merged)
 
     async def _wait_for_work(self, host: str, session: DaemonSession, request: WorkRequest) -> Work:
         clock, vms = self._engine.clock, self._engine.board.vms
-        until = clock.now() + WAIT
+        until = clock.now() + (WAIT_PREEMPT if self._has_preempt(host) else WAIT)
         scopes = {vms[each.vm].scope.name for each in request.running if each.vm in vms}
         for scope in scopes:
             self._waiting[scope].add(session)
@@ -191,7 +229,7 @@ class RemoteHosts:
             while True:  # ends after WAIT, or before
                 session.changed.clear()
                 work = self._find_work(host, session, request.running)
-                is_latest = self._sessions.get(host) is session and session.latest is request
+                is_latest = self._sessions.find(host) is session and session.latest is request
                 is_held = request.wait and is_latest and not self._is_stopping
                 if work.impacts or work.cancel or not is_held or clock.now() >= until:
                     return work
@@ -201,6 +239,16 @@ class RemoteHosts:
                 self._waiting[scope].discard(session)
                 if not self._waiting[scope]:
                     del self._waiting[scope]
+
+    def _has_preempt(self, host: str) -> bool:
+        board = self._engine.board
+        if not board.event_counts[EventType.PREEMPT, Status.SCHEDULED]:
+            return False
+        return any(
+            event.type is EventType.PREEMPT and name in event.resources
+            for name in board.hosts.get(host, ())
+            for event in board.vms[name].scope.events
+        )
 
     def _find_work(
         self, host: str, session: DaemonSession, running: Sequence[RunningImpact]
@@ -216,11 +264,40 @@ class RemoteHosts:
             if known.get(key) != call.request.tries and not call.result.done()
         )
         cancel = tuple(
-            replace(each, result=None, may_run_on=self.managed.may_run_on(each.vm, but=host))
+            replace(
+                each,
+                result=None,
+                may_run_on=self.managed.may_run_on(each.vm, but=host),
+                may_start=not self._acts_elsewhere(host, each.vm),
+            )
             for each in running
-            if each.key not in session.calls and not self._is_wanted(host, each)
+            if each.key not in session.calls and self._is_ended(host, each)
         )
         return Work(impacts, cancel)
+
+    def _is_ended(self, host: str, each: RunningImpact) -> bool:
+        """Whether an impact is recorded or no longer wanted, and its VM can be recovered.
+
+        What was only begun can wait until the daemon of another host has done with the VM.
+        """
+        may_wait = each.tries == 0 and self._acts_elsewhere(host, each.vm)
+        return not may_wait and not self._is_wanted(host, each)
+
+    def _acts_elsewhere(self, host: str, name: str) -> bool:
+        """Whether the daemon of another host acts on a VM now.
+
+        It may have stopped the VM for a moment, to start it again.
+        """
+        published = self._engine.board.vms.get(name)
+        vm = published.scope.vm(name) if published else None
+        if published is None or vm is None:
+            return False
+        claimed = (
+            impact
+            for impact in published.scope.impacts
+            if impact.vm == name and impact.state is ImpactState.CLAIMED
+        )
+        return any(self.managed.host_of(vm, impact) != host for impact in claimed)
 
     def _is_wanted(self, host: str, each: RunningImpact) -> bool:
         """Whether some server had an impact carried out on this host, and has no result yet.
@@ -239,31 +316,59 @@ class RemoteHosts:
         if published is None or vm is None:
             return None
         impact = published.scope.impact(*key)
-        moves = impact is not None and is_move(impact.type, impact.cause)
-        return impact if self.managed.acting_host(vm, moves=moves) == host else None
+        is_here = impact is not None and self.managed.host_of(vm, impact) == host
+        return impact if is_here else None
 
     async def _merge(
-        self, host: str, request: WorkRequest, by: str, scopes: Collection[str]
+        self,
+        host: str,
+        session: DaemonSession,
+        request: WorkRequest,
+        by: str,
+        scopes: Collection[str],
     ) -> tuple[tuple[str, ...], bool]:
         """Merge the VMs of a host into the fleet.
 
-        Returns what does not fit, and whether the rest was merged: not if another server changes
-        the fleet at the same time. Then the daemon sends it again.
+        Returns what does not fit, and whether the rest was merged: not if the fleet is changed at
+        the same time, if the session is too new, or if the host reports too often. Then the daemon
+        sends it again.
         """
         report = request.inventory
         if report is None:
             return (), True
+        if self._engine.clock.now() < session.merge_at:
+            return (), False
+        if not self._report_rate.admits(host, len(report.vms)):
+            self._engine.throttled_log.warn("too many reports of a host", host=host)
+            return (), False
         inventory = HostInventory(self._engine, self.managed, host, report.vms, scopes)
+        await inventory.read()
 
-        def describe(record: ManagedHost) -> ManagedHost:
-            return replace(record, memory_bytes=report.memory_bytes, vms=inventory.vms)
+        def describe(record: ManagedHost, transaction: Transaction) -> ManagedHost:
+            taken_at = transaction.now - timedelta(seconds=report.age_seconds)
+            vms = self.duplicates.compare(record, inventory.vms, taken_at, transaction)
+            since = record.unreported_since
+            is_current = since is None or (taken_at >= since and not request.problem)
+            return replace(
+                record,
+                memory_bytes=report.memory_bytes,
+                vms=vms,
+                unreported_since=None if is_current else since,
+            )
 
-        await self._update(host, request, describe)
+        await self._sessions.update(host, request, describe)
         try:
             await self._operations.merge(inventory.plan, by=by)
         except Unavailable as error:
             self._engine.throttled_log.warn("VMs not merged", host=host, problem=error.message)
             return (), False
+        record = self.managed.find(host)
+        if record is not None and record.not_accepted != inventory.not_accepted:
+            await self._sessions.update(
+                host,
+                request,
+                lambda record, _: replace(record, not_accepted=inventory.not_accepted),
+            )
         for problem in inventory.problems:
             self._engine.throttled_log.warn("VM not accepted", host=host, problem=problem)
         return tuple(inventory.problems[:PROBLEMS_MAX]), True
@@ -280,8 +385,10 @@ class RemoteHosts:
             await self._end_boot(host, each, result)
         elif call.request.tries != each.tries or call.result.done():
             return
+        elif result.problem and session.latest.problem:  # it cannot act: that is not a failed try
+            call.result.set_exception(unreachable(host, session.latest.problem))
         elif result.problem:
-            call.result.set_exception(ImpactFailed(result.problem, output=result.detail))
+            call.result.set_exception(result.as_error())
         else:
             known = (host, *call.request.targets, *call.request.may_run_on)
             place = result.host if result.host in known else ""  # never one that it only claims
@@ -295,105 +402,21 @@ class RemoteHosts:
             scope = self._engine.board.vms[each.vm].scope.name
             await self._engine.submit(scope, back, by=f"hostd {host}")
 
-    async def _end(self, host: str, request: WorkRequest) -> None:
-        """The daemon stops, or is silent since this request."""
-        record = self.managed.find(host)
-        if record is not None and record.session == request.session:
-            await self._update(host, request, lambda record: replace(record, server=""))
-
-    # --- sessions
-
     def stop(self) -> None:
         """Answer all requests for work now."""
         self._is_stopping = True
-        for session in self._sessions.values():
-            session.changed.set()
+        self._sessions.wake_all()
 
     async def run(self) -> None:
-        """Notice silent daemons, until cancelled."""
-        clock = self._engine.clock
-        while True:  # ends when cancelled
-            await self._connected.wait()
-            await clock.sleep_until(clock.now() + TICK)
-            now = clock.now()
-            for host, session in list(self._sessions.items()):
-                try:
-                    if session.silent_at <= now:
-                        await self._end(host, session.latest)
-                        self._drop(host)
-                except Error as error:  # the other hosts come first
-                    problem = error.message
-                    self._engine.throttled_log.warn("host not updated", host=host, problem=problem)
-
-    async def _connect(self, host: str, request: WorkRequest) -> DaemonSession:
-        """The session of a daemon that has sent something; HostTaken if another is connected."""
-        session, session_id, now = self._sessions.get(host), request.session, self._engine.clock.now
-        if session is None or session.latest.session != session_id or not self._serves(host):
-            await self._update(host, request, lambda record: record)
-            await self._engine.require_caught_up()  # another server may have handed out impacts
-            session = self._sessions.get(host)
-            if session is None or session.latest.session != session_id:
-                self._drop(host)
-                session = self._sessions[host] = DaemonSession(request, now())
-                self._connected.set()
-            self.on_change(self.managed.vms_of(self.managed.find(host)))
-        session.silent_at = now() + SILENT
-        return session
-
-    async def _update(
-        self, host: str, request: WorkRequest, change: Callable[[ManagedHost], ManagedHost]
-    ) -> None:
-        """Change the record of a host whose daemon this request connects to this server."""
-        lease, key, session_id = self.get_lease(), HOST_KEY.format(host), request.session
-        if lease is None:
-            raise Unavailable("this server has no lease at present; try another server")
-
-        def decide(transaction: Transaction) -> None:
-            known = unless_forgotten(transaction.get(key))
-            if known and known.session != session_id and not self.managed.is_unreachable(host):
-                raise HostTaken(
-                    f"another daemon is connected for {host} since {known.since.isoformat()};"
-                    " expected one daemon for each host; one that ended without notice is replaced"
-                    f" {SILENT.total_seconds():g} seconds after its last request",
-                    since=known.since,
-                )
-            is_elsewhere = (
-                known is not None
-                and known.server not in ("", self._server())
-                and not self.managed.is_unreachable(host)
-            )
-            refuse_late(host, request, known, is_elsewhere=is_elsewhere)
-            old = known or ManagedHost(host, session_id, "", transaction.now)
-            new = change(replace(old, session=session_id, server=self._server()))
-            if (old.server, old.session) != (new.server, new.session):
-                new = replace(new, since=transaction.now)
-                word = "connected" if new.server else "unreachable"
-                detail = f"daemon of {host} {word}"
-                transaction.record(Change(ChangeKind.UPDATED, host=host, detail=detail))
-            if new != known:
-                transaction.put(key, replace(new, number=request.number))
-
-        await self._engine.update([key], decide, by=f"hostd {host}", lease=lease)
-
-    def _server(self) -> str:
-        lease = self.get_lease()
-        return lease.name.partition("/")[2] if lease is not None else ""
-
-    def _drop(self, host: str) -> None:
-        """The daemon is lost, or served by another server: its impacts are released."""
-        session = self._sessions.pop(host, None)
-        if session:
-            session.end(unreachable(host))
-        if not self._sessions:
-            self._connected.clear()
+        """Notice silent daemons and lost servers, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._sessions.run())
+            group.create_task(self.contacts.run())
 
     def _on_record(self, before: ManagedHost | None, after: ManagedHost | None) -> None:
-        record = after or before
-        assert record is not None
-        session = self._sessions.get(record.host)
-        if session is not None and not self._serves(record.host):
-            self._drop(record.host)
-        self.on_change(self.managed.vms_of(before, after))
+        host = (after or before).host  # type: ignore[union-attr]
+        held = self._held.pop(host, set()) & self._engine.board.vms.keys()
+        self.on_change(self.managed.vms_of(before, after) | held)
 
     def _on_scope(self, published: PublishedScope) -> None:
         for session in self._waiting.get(published.scope.name, ()):

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from forewarn.engine.board import Board, PublishedScope
+from forewarn.engine.callbacks import Callbacks
 from forewarn.engine.clock import Clock
 from forewarn.engine.entry import Entry
 from forewarn.engine.last_polls import LastPolls
@@ -60,7 +61,7 @@ class Unreadable(NamedTuple):
 class RecordKind(NamedTuple):
     codec: RecordCodec[Any]
     is_cached: bool
-    callbacks: list[OnChange]
+    callbacks: Callbacks[[Any, Any]]
 
 
 class Replica:
@@ -80,9 +81,10 @@ class Replica:
         self.unreadable: dict[str, Unreadable] = {}
         self.is_ready = False
         self.stale_since: datetime | None = None
+        self.unusable = ""  # why, while the store answers but cannot be used
         self.throttled_log = ThrottledLog(clock)
         self._kinds: dict[str, RecordKind] = {}
-        self._subscribers: list[Callable[[Sequence[Entry]], None]] = []
+        self._subscribers = Callbacks[[Sequence[Entry]]]()
         self._deleted: dict[str, int] = {}
         self._advanced = asyncio.Event()
         self._loading = asyncio.Lock()
@@ -97,18 +99,18 @@ class Replica:
 
         Records that are not cached are read from the store by each `update`.
         """
-        self._kinds[kind] = RecordKind(codec, cached, [])
+        self._kinds[kind] = RecordKind(codec, cached, Callbacks())
 
     def on_change(self, kind: str, callback: OnChange) -> None:
         """Call this for each record of a registered kind that changes."""
-        self._kinds[kind].callbacks.append(callback)
+        self._kinds[kind].callbacks.add(callback)
 
     def subscribe(self, callback: Callable[[Sequence[Entry]], None]) -> None:
         """Call this with the history entries of each commit of this server.
 
         Also, without entries, when other servers have committed.
         """
-        self._subscribers.append(callback)
+        self._subscribers.add(callback)
 
     def subscribe_entries(self, callback: Callable[[Entry], None]) -> None:
         """Call this with each history entry of this server's commits."""
@@ -120,12 +122,8 @@ class Replica:
         self.subscribe(call_for_each)
 
     def publish(self, entries: Sequence[Entry] = ()) -> None:
-        """A failing subscriber does not affect the commit."""
-        for callback in self._subscribers:
-            try:
-                callback(entries)
-            except Exception as error:  # a callback that is not ours
-                self.throttled_log.warn("subscriber failed", problem=repr(error))
+        """Call the subscribers."""
+        self._subscribers.call("a commit", entries)
 
     async def load(self) -> None:
         """Replace the cache with the contents of the store."""
@@ -201,6 +199,13 @@ class Replica:
             self._show(kind, key, value, revision)
 
     def _show(self, kind: RecordKind, key: str, value: Any, revision: int) -> None:
+        """A bug with one record must not stop the others, nor a commit that has happened."""
+        try:
+            self._show_value(kind, key, value, revision)
+        except Exception:
+            log.exception("bug while showing a record", record=describe(key), revision=revision)
+
+    def _show_value(self, kind: RecordKind, key: str, value: Any, revision: int) -> None:
         if value is None:
             self._deleted[key] = revision
         if kind.codec is SCOPE:
@@ -218,8 +223,7 @@ class Replica:
             return
         before = self.records.get(key).value
         self.records.set(key, value, revision)
-        for callback in kind.callbacks:
-            callback(before, value)
+        kind.callbacks.call(describe(key), before, value)
 
     def _show_polls(self, kind: RecordKind, key: str, value: Any, revision: int) -> None:
         """Polls of this server that the record misses are recorded when they were due anyway."""
@@ -348,6 +352,7 @@ class Replica:
             except Error as error:
                 is_compacted = is_compacted or isinstance(error, Compacted)
                 problem = error.message
+                self.unusable = problem if isinstance(error, StoreUnusable) else ""
             self._begin_stale(problem)
             await self.clock.sleep_until(again_at)
 
@@ -375,7 +380,7 @@ class Replica:
         """Follow again, once all that was committed up to the present revision is shown."""
         if self.stale_since is not None and self.board.revision >= present:
             log.warning("store reachable again", stale_seconds=round(self.stale_seconds, 3))
-            self.is_ready, self.stale_since = True, None
+            self.is_ready, self.stale_since, self.unusable = True, None, ""
 
     @property
     def stale_seconds(self) -> float:

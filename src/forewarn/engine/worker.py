@@ -10,18 +10,20 @@ from forewarn.core.command import Tick
 from forewarn.core.event import Impact
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.lifecycle import WAIT_MAX
-from forewarn.core.machine import due_impacts, next_deadline, next_impact_at
-from forewarn.engine.board import PublishedScope, SortedKeys
+from forewarn.core.machine import due_impacts, next_deadline, next_impact_at, start_times
+from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.clock_skew import COMPARE_EVERY, ClockSkew
 from forewarn.engine.engine import Engine
 from forewarn.engine.impact_job import RETRY, RETRY_MAX, ImpactJob
+from forewarn.engine.index import SortedKeys
 from forewarn.engine.lease import LEASE_NAME, ClaimReleaser, work_until_lost
+from forewarn.engine.readability import Readability
 from forewarn.engine.replica import POLLS_PASS_EVERY, SCOPE_KEY
 from forewarn.engine.transaction import LeaseLost
 from forewarn.errors import Error
 from forewarn.log import log
-from forewarn.platform.base import ImpactResult, Platform
+from forewarn.platform.base import ImpactResult, Platform, SlowToStop
 from forewarn.store.base import Lease
 
 SCOPES_AT_ONCE_MAX = 32
@@ -43,7 +45,10 @@ class Worker:
     not mistaken for good ones.
 
     `handles` says whether the platform can carry out an impact on a VM now. The others are left to
-    other servers, or wait until `look_at` is called.
+    other servers, or wait until `look_at` is called. `stop_seconds` says how long the platform may
+    act on a VM after it was stopped; unless given, the platform itself does. `host_of` says which
+    host's daemon carries out an impact; empty: none. Without `readability`, such as under a clock
+    that is moved by hand, all time is notice.
     """
 
     engine: Engine
@@ -55,6 +60,9 @@ class Worker:
     stop_seconds_max: float = STOP_SECONDS_MAX
     handles: Callable[[Vm, Impact], bool] = lambda vm, impact: True
     compare_clocks_every: timedelta = COMPARE_EVERY
+    stop_seconds: Callable[[Vm], float] | None = None
+    host_of: Callable[[Vm, Impact], str] = lambda vm, impact: ""
+    readability: Readability | None = None
 
     def __post_init__(self) -> None:
         engine = self.engine
@@ -73,7 +81,7 @@ class Worker:
         self._clock_skew = ClockSkew(engine, self._changed.set, every=self.compare_clocks_every)
         engine.board.subscribe(self._on_scope_changed)
         for published in engine.board.scopes.values():
-            self._on_scope_changed(published)
+            self._look_at(published)
 
     async def run(self) -> None:
         """Work until cancelled, and follow the store."""
@@ -96,7 +104,7 @@ class Worker:
             if number % POLLS_PASS_EVERY == 0:
                 await asyncio.sleep(0)
             if name in scopes:
-                self._on_scope_changed(scopes[name])
+                self._look_at(scopes[name])
 
     async def _work(self, lease: Lease) -> None:
         """Work under a lease until cancelled. Other servers take over what is dropped then.
@@ -107,10 +115,15 @@ class Worker:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._clock_skew.run(self._name, lease))
+                if self.readability is not None:
+                    is_right = self._clock_skew.is_right
+                    group.create_task(self.readability.run(self._name, is_right))
+                    group.create_task(self._watch_gaps(self.readability))
                 group.create_task(self._watch_deadlines())
                 group.create_task(self._releaser.run(self._name))
         finally:
             self.lease = None
+            scopes = list(self._jobs)
             tasks = [task for jobs in self._jobs.values() for task in jobs.values()]
             for task in tasks:
                 task.cancel()
@@ -119,11 +132,19 @@ class Worker:
             self._running.clear()
             if self._calls:
                 await asyncio.wait(self._calls, timeout=self.stop_seconds_max)
+            if not self._calls and lease.is_held():  # else the others wait until calls have ended
+                await self._releaser.release_own(scopes, self._name, lease)
 
     def look_at(self, vms: Iterable[str]) -> None:
         """The platform may handle the impacts of these VMs now, or no longer."""
         for published in {self.engine.board.vms[vm] for vm in vms}:
+            self._look_at(published)
+
+    def _look_at(self, published: PublishedScope) -> None:
+        try:
             self._on_scope_changed(published)
+        except Exception:  # a bug with this one scope must not stop the others
+            log.exception("bug while looking at a scope", scope=published.scope.name)
 
     def _is_handled(self, scope: Scope) -> Callable[[Impact], bool]:
         vms = {vm.name: vm for vm in scope.vms} if scope.impacts else {}
@@ -163,6 +184,16 @@ class Worker:
             next_at = self._alarms[0][0] + self.engine.clock_lead if self._alarms else None
             await wait_for(self.engine.clock, self._changed, next_at)
 
+    async def _watch_gaps(self, readability: Readability) -> None:
+        """Look at all scopes with events when a gap was found: guests see its effect early."""
+        while True:  # ends when cancelled
+            await readability.gap_found.wait()
+            readability.gap_found.clear()
+            for number, published in enumerate(set(self.engine.board.events.values()), start=1):
+                if number % POLLS_PASS_EVERY == 0:
+                    await asyncio.sleep(0)
+                self._look_at(published)
+
     def _take_due(self) -> list[str]:
         now, names = self.engine.decision_time(), list[str]()
         while self._alarms and self._alarms[0][0] <= now:
@@ -181,24 +212,36 @@ class Worker:
         if published is None:
             return
         now = self.engine.decision_time()
-        deadline = next_deadline(published.scope)
         try:
-            if deadline is not None and deadline <= now:
-                await self.engine.submit(name, Tick(), by="clock")
+            await self._tick(name, published, now)
             if self._find_due(name):
                 self._queue[name] = None
+            if name not in self._wake_at:  # what is due is running or queued; look again later
+                wake_at = self._next_time(published.scope)
+                if wake_at is not None:
+                    self._set_alarm(name, max(wake_at, self.engine.decision_time() + RETRY))
         except Error as error:
             self.engine.throttled_log.warn("tick failed", scope=name, problem=error.message)
             self._set_alarm(name, now + RETRY)
-            return
         except Exception:  # a bug with this one scope must not stop the others
             log.exception("bug while processing a scope", scope=name)
             self._set_alarm(name, now + RETRY_MAX)
-            return
-        if name not in self._wake_at:  # what is due is running or queued; look again later
-            wake_at = self._next_time(published.scope)
-            if wake_at is not None:
-                self._set_alarm(name, max(wake_at, self.engine.decision_time() + RETRY))
+
+    async def _tick(self, name: str, published: PublishedScope, now: datetime) -> None:
+        """Store with the events of a scope when they could not be read, then start what is due."""
+        deadline, tick = next_deadline(published.scope), Tick()
+        is_due = deadline is not None and deadline <= now
+        if self.readability is not None:
+            due = [time for time in start_times(published.scope) if time <= now]
+            if due:
+                await self.readability.confirm(max(due))
+            scope = published.scope
+            tick = Tick(self.readability.shown_at, self.readability.find_known(scope))
+            unread = self.readability.find_unread(scope)
+            if unread is not None:
+                await self.engine.submit(name, unread, by="clock")
+        if is_due:
+            await self.engine.submit(name, tick, by="clock")
 
     def _next_time(self, scope: Scope) -> datetime | None:
         """When the scope needs this worker: to tick, or to carry an impact out."""
@@ -207,6 +250,8 @@ class Worker:
         now, impact_at = self.engine.decision_time(), next_impact_at(scope, self._is_handled(scope))
         if impact_at is not None and impact_at > now + WAIT_MAX:
             impact_at = now  # it is due: see `lifecycle.is_misdated`
+        if self.readability is not None and self.readability.find_unread(scope) is not None:
+            return now
         times: Iterable[datetime | None] = (next_deadline(scope), impact_at)
         return min((time for time in times if time is not None), default=None)
 
@@ -230,6 +275,7 @@ class Worker:
                 del self._queue[name]
 
     def _start(self, scope: str, impact: Impact, lease: Lease) -> None:
+        vm = self.engine.board.scopes[scope].scope.vm(impact.vm)
         job = ImpactJob(
             self.engine,
             self.platform,
@@ -239,9 +285,16 @@ class Worker:
             lease=lease,
             limit=self.impact_limit,
             calls=self._calls,
+            stop_seconds=self._find_stop_seconds(vm),
+            host=self.host_of(vm, impact) if vm is not None else "",
         )
         self._running.add((scope, impact.vm))
         self._jobs.setdefault(scope, {})[job] = asyncio.create_task(self._carry_out(job))
+
+    def _find_stop_seconds(self, vm: Vm | None) -> float:
+        if self.stop_seconds is None:
+            return self.platform.stop_seconds if isinstance(self.platform, SlowToStop) else 0.0
+        return self.stop_seconds(vm) if vm is not None else 0.0
 
     async def _carry_out(self, job: ImpactJob) -> None:
         """Claim the impact, run it, record the result, and wait until the VM is back."""

@@ -2,11 +2,12 @@
 
 import hashlib
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from forewarn.core.event import EventType
 from forewarn.core.fleet import DEFAULT_INSTANCE, DEFAULT_POLICY, Budget, Scope, ScopeKind, Vm
@@ -95,7 +96,7 @@ def _build(entry: msgspec.Struct, at: Path) -> Any:
     return type(default)(**members)
 
 
-def _parse_address(text: str) -> str:
+def parse_address(text: str) -> str:
     """Normalize, so that a client's address can be looked up.
 
     IPv4-mapped IPv6 is unwrapped; scope ids are rejected.
@@ -150,9 +151,9 @@ _DEFAULTS: dict[type[msgspec.Struct], msgspec.Struct] = {
 """What an entry without members describes. `dump_json` leaves equal members out."""
 _ENTRIES = {type(default): entry for entry, default in _DEFAULTS.items()}
 _PARSERS: dict[str, Callable[[Any], object]] = {
-    "address": _parse_address,
+    "address": parse_address,
     "id": str.lower,
-    "public_address": _parse_address,
+    "public_address": parse_address,
     "subnet": lambda text: str(ipaddress.ip_network(text)) if text else "",
     "tags": lambda tags: tuple(tags.items()),
     "auto_approve": lambda names: tuple(dict.fromkeys(names)),
@@ -218,18 +219,30 @@ def _refuse_duplicates(files: Sequence[SourceText], parts: Sequence[Fleet]) -> N
 
 
 def dump_json(fleet: Fleet) -> bytes:
-    """The file that describes this fleet as JSON, without defaults, events and power states.
+    """The file that describes this fleet as JSON, without defaults, events and power states."""
+    return b"".join(dump_parts(fleet.scopes, fleet.hosts))
 
-    Encodes scope by scope: other threads must be able to run in between.
+
+def dump_parts(scopes: Iterable[Scope], hosts: Sequence[str]) -> Iterator[bytes]:
+    """`dump_json` in small parts, at most one VM each: a fleet may be large, and others must be
+    able to run in between.
     """
-    scopes = b",".join([msgspec.json.encode(_dump(scope)) for scope in fleet.scopes])
-    hosts = b',"hosts":' + msgspec.json.encode(fleet.hosts) if fleet.hosts else b""
-    return b'{"scopes":[' + scopes + b"]" + hosts + b"}"
+    yield b'{"scopes":['
+    for number, scope in enumerate(scopes):
+        head = msgspec.json.encode(_dump(replace(scope, vms=())))
+        yield b"," + head[:-1] if number else head[:-1]
+        for index, vm in enumerate(scope.vms):
+            yield (b"," if index else b',"vms":[') + msgspec.json.encode(_dump(vm))
+        yield b"]}" if scope.vms else b"}"
+    yield b"]" + (b',"hosts":' + msgspec.json.encode(hosts) if hosts else b"") + b"}"
 
 
-def compute_etag(text: bytes) -> str:
-    """Identify a fleet as `dump_json` wrote it, for conditional requests."""
-    return hashlib.sha256(text).hexdigest()[:32]
+def compute_etag(parts: Iterable[bytes]) -> str:
+    """Identify a fleet as `dump_json` wrote it, in any parts, for conditional requests."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:32]
 
 
 def _dump(value: msgspec.Struct) -> dict[str, Any]:

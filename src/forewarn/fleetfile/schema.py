@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from forewarn.core.fleet import Approval, AutoApprove, Instance, Policy, ScopeKind
+from forewarn.core.fleet import Approval, AutoApprove, Instance, Policy, RedeployMethod, ScopeKind
 
 COUNT_MAX = 100_000
 VMS_PER_SCOPE_MAX = 1_000
@@ -154,6 +154,7 @@ class PolicyEntry(msgspec.Struct, forbid_unknown_fields=True):
     user_operations_max: Operations = Policy().user_operations_max
     max_unavailable: MaxUnavailable = None
     failed_hardware: FailureType = "Reboot"
+    redeploy: RedeployMethod = Policy().redeploy
 
 
 _KIND_VM_HAS_ONE_VM = {

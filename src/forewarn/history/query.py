@@ -1,13 +1,13 @@
 """Read the history with filters. The store knows only positions, so filters are applied here."""
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
 
-from forewarn.engine.entry import Entry, decode_all, first_number, position_of
+from forewarn.engine.entry import Entry, decode_each, first_number, position_of
+from forewarn.engine.turns import SLICE, Turn, yield_once
 from forewarn.store.base import POSITION_MAX, HistoryValue, Store
 
 SCAN_MAX = 20_000
@@ -39,19 +39,28 @@ class EntryFilter(msgspec.Struct, frozen=True):
             and (self.until is None or entry.at < self.until)
         )
 
-    def select(self, values: Iterable[HistoryValue]) -> Iterator[Entry]:
+    async def select(
+        self, values: Iterable[HistoryValue], take_turn: Turn = yield_once
+    ) -> AsyncIterator[Entry]:
         """The matching entries of these values, each value's oldest entry first.
 
-        A value that does not contain the names is not decoded.
+        A value that does not contain the names is not decoded. Polls pass also where few entries
+        match.
         """
         names = [
             msgspec.json.encode(name)
             for name in (self.vm, self.scope, self.host, self.event, self.what)
             if name
         ]
+        work = 0
         for value in values:
-            if all(name in value.value for name in names):
-                yield from (entry for entry in decode_all(value) if self.matches(entry))
+            is_possible = all(name in value.value for name in names)
+            for entry in decode_each(value) if is_possible else (None,):
+                work += 1
+                if work % SLICE == 0:
+                    await take_turn()
+                if entry is not None and self.matches(entry):
+                    yield entry
 
 
 class HistoryPage(NamedTuple):
@@ -68,6 +77,7 @@ async def read(
     limit: int,
     before: int | None = None,
     scan_max: int = SCAN_MAX,
+    take_turn: Turn = yield_once,
 ) -> HistoryPage:
     """At most `limit` entries with numbers below `before`.
 
@@ -77,8 +87,11 @@ async def read(
     end = POSITION_MAX if before is None else position_of(before - 1) + 1
     for _ in range(0, scan_max, BATCH):
         values = await store.latest(end, min(BATCH, scan_max))
-        for value in values:
-            for entry in reversed(list(wanted.select([value]))):
+        for first in range(0, len(values), SLICE):
+            await take_turn()
+            part = reversed(values[first : first + SLICE])
+            oldest_first = [entry async for entry in wanted.select(part, take_turn)]
+            for entry in reversed(oldest_first):
                 if before is not None and entry.number >= before:
                     continue
                 found.append(entry)
@@ -87,7 +100,6 @@ async def read(
         if not values or _is_before(values[-1], wanted.since):
             return HistoryPage(found, None)
         end = values[-1].position
-        await asyncio.sleep(0)  # let polls pass
     return HistoryPage(found, await _cursor(store, first_number(values[-1].position)))
 
 
@@ -107,5 +119,5 @@ async def _cursor(store: Store, number: int) -> int | None:
 
 
 def _is_before(value: HistoryValue, since: datetime | None) -> bool:
-    entries = decode_all(value)
-    return since is not None and bool(entries) and entries[0].at < since - SKEW
+    first = None if since is None else next(decode_each(value), None)
+    return since is not None and first is not None and first.at < since - SKEW

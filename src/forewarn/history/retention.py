@@ -1,13 +1,13 @@
 """Delete history that is too old, or beyond the limit."""
 
+import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
 
 from forewarn.engine.engine import Engine
-from forewarn.engine.entry import decode_all
+from forewarn.engine.entry import decode_last
 from forewarn.errors import Error
 from forewarn.history.feed import HistoryFeed
-from forewarn.store.base import HistoryValue
 
 BATCH = 1000
 CLOCK_CONFIRMED_AFTER = timedelta(hours=1)
@@ -52,16 +52,27 @@ class RetentionWorker:
         if self.commits_max:
             first = await self._store.first_of_newest(self.commits_max)
         if self.keep and self._may_trim_by_age():
-            batch = await self._store.history(limit=self.batch)
-            first = max([first, *(value.position + 1 for value in batch if self._is_old(value))])
+            first = max(first, await self._first_young())
+        return first
+
+    async def _first_young(self) -> int:
+        """The position before which values are too old.
+
+        Values only get younger, so the first that is young ends the search: nearly always the first
+        of all. Those that are old may be large, so polls pass between them. A value that is
+        unreadable, or dated by a clock that was ahead, is trimmed with the values around it.
+        """
+        first, now = 0, self._clock.now()
+        for value in await self._store.history(limit=self.batch):
+            entry = decode_last(value)
+            if entry is not None and now - self.keep <= entry.at <= now:
+                break
+            if entry is not None and entry.at < now:
+                first = value.position + 1
+            await asyncio.sleep(0)
         return first
 
     def _may_trim_by_age(self) -> bool:
         """Trimmed entries are gone for good, so do not trust a clock that may be wrong."""
         is_confirmed = self._clock.now() >= self._started_at + CLOCK_CONFIRMED_AFTER
         return is_confirmed and not self._clock.jump_seconds and not self.engine.is_clock_off
-
-    def _is_old(self, value: HistoryValue) -> bool:
-        """An unreadable value is trimmed together with the values around it."""
-        entries = decode_all(value)
-        return bool(entries) and entries[-1].at < self._clock.now() - self.keep

@@ -81,7 +81,8 @@ class WebhookContext:
 class Webhook:
     """Delivers to one URL. The counters are for metrics.
 
-    States:  WAITING for a change -> DELIVERING -> WAITING
+    States:  LOADING the cursor, until the store answers -> DELIVERING
+             WAITING for a change -> DELIVERING -> WAITING
              DELIVERING -> PAUSED after a failure, until `retry_at` -> DELIVERING
     """
 
@@ -93,6 +94,7 @@ class Webhook:
         self._sender, self._context = sender, context
         self._engine, self._feed, self._clock = context.engine, context.feed, context.engine.clock
         self._throttled_log = ThrottledLog(self._clock)
+        self._is_loaded = False
         self._cursor = self._saved = Cursor(0)
         self._saved_at = self._clock.now()
         self._unsaved = 0
@@ -110,13 +112,7 @@ class Webhook:
 
     async def run(self, lease: Lease) -> None:
         """Deliver until cancelled, then save the cursor: the next server repeats nothing."""
-        await self._engine.refresh(self._key)
-        while self._key in self._engine.unreadable:  # ends when this version can read it
-            await self._clock.sleep_until(self._clock.now() + CHECK_INTERVAL)
-        saved: Cursor = self._engine.records.get(self._key).value or Cursor(0)
-        # a server with a wrong clock may have saved any time
-        latest = self._clock.now() + PAUSE_MAX
-        self._saved = self._cursor = replace(saved, retry_at=min(saved.retry_at, latest))
+        self._is_loaded = False  # another server may have delivered meanwhile
         try:
             while True:
                 changed = self._feed.changed
@@ -128,15 +124,19 @@ class Webhook:
                 with suppress(TimeoutError):
                     await within(self._clock, CHECK_INTERVAL, changed.wait())
         finally:
-            with suppress(Error, TimeoutError):
-                await asyncio.wait_for(self._save(lease), 1)
+            if self._is_loaded:
+                with suppress(Error, TimeoutError):
+                    await asyncio.wait_for(self._save(lease), 1)
 
     async def close(self) -> None:
         await self._sender.close()
 
     async def _attempt(self, lease: Lease) -> datetime | None:
         try:
-            return await self.deliver_next(lease)
+            if not self._is_loaded:
+                await self._load()
+            if self._is_loaded:
+                return await self.deliver_next(lease)
         except Error as error:  # of the store; those of the receiver are handled
             self._throttled_log.warn(
                 "webhook waits for the store", receiver=self.name, problem=error.message
@@ -144,6 +144,17 @@ class Webhook:
         except Exception:  # a bug in one webhook must not stop the others
             log.exception("bug in a webhook worker", receiver=self.name)
         return self._clock.now() + CHECK_INTERVAL
+
+    async def _load(self) -> None:
+        """Continue where the last server stopped, unless this version cannot read where."""
+        await self._engine.refresh(self._key)
+        if self._key in self._engine.unreadable:
+            return
+        saved: Cursor = self._engine.records.get(self._key).value or Cursor(0)
+        # a server with a wrong clock may have saved any time
+        latest = self._clock.now() + PAUSE_MAX
+        self._saved = self._cursor = replace(saved, retry_at=min(saved.retry_at, latest))
+        self._is_loaded = True
 
     async def deliver_next(self, lease: Lease) -> datetime | None:
         """Deliver the next values of the history.

@@ -1,6 +1,7 @@
 """Tokens on several servers of one store."""
 
 import asyncio
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -68,6 +69,25 @@ def test_an_old_record_does_not_bring_a_revoked_token_back() -> None:
 
         assert not server.tokens
         assert server.tokens.authenticate(text) is None
+
+    with_server(test)
+
+
+def test_requests_do_not_copy_all_tokens() -> None:
+    """Every request of the control API asks whether a token is required."""
+
+    async def test(server: Server) -> None:
+        for number in range(1000):
+            token = Token(f"t-{number}", Role.VIEWER, "", NOON)
+            server.engine.show(TOKEN_KEY.format(token.name), token, number + 1)
+        tracemalloc.start()
+        try:
+            assert server.tokens
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+        assert peak_bytes < 2000
 
     with_server(test)
 

@@ -1,7 +1,7 @@
 """Servers on one store, host daemons that call their control API, and a clock that tests move."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -20,7 +20,7 @@ from forewarn.engine.entry import Entry
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.server import make_workers
-from forewarn.store.base import Store
+from forewarn.store.base import Store, Write
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service
@@ -62,6 +62,35 @@ class LocalPlatform:
         return ImpactResult()
 
 
+class SlowStore:
+    """A store as one server sees it: its watch and its commits may be late."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._held: dict[str, asyncio.Event] = {}
+        self.watches, self.commits = asyncio.Event(), asyncio.Event()
+        self.watches.set()
+        self.commits.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def hold_next(self, key: str) -> asyncio.Event:
+        """Only the next commit that writes this key waits for this."""
+        return self._held.setdefault(key, asyncio.Event())
+
+    async def watch(self, after: int) -> AsyncIterator[Any]:
+        async for batch in self._store.watch(after):
+            await self.watches.wait()
+            yield batch
+
+    async def commit(self, writes: Sequence[Write], *arguments: Any, **more: Any) -> int:
+        for key in [write.key for write in writes if write.key in self._held]:
+            await self._held.pop(key).wait()
+        await self.commits.wait()
+        return await self._store.commit(writes, *arguments, **more)
+
+
 class Server:
     """One server: its engine, its workers and its control API."""
 
@@ -72,7 +101,10 @@ class Server:
         name: str,
         timing: Timing = Timing(),  # noqa: B008
         make_id: Callable[[], str] | None = None,
+        *,
+        is_confirming: bool = False,
     ) -> None:
+        """`is_confirming`: it confirms what VMs can read, so that only that is notice."""
         numbers = count(1)
         self.name = name
         self.service = build_service(
@@ -84,6 +116,8 @@ class Server:
         self.engine, self.operations = self.service.engine, self.service.operations
         self.hosts, self.board = self.service.hosts, self.service.engine.board
         self.local = LocalPlatform()
+        self._is_confirming = is_confirming
+        self.is_serving = True
         self._tasks: list[asyncio.Task[None]] = []
 
     @cached_property
@@ -93,7 +127,8 @@ class Server:
 
     async def start(self) -> None:
         await self.engine.load()
-        works = make_workers(Config(), self.service, self.local, self.name)
+        is_serving = (lambda: self.is_serving) if self._is_confirming else None
+        works = make_workers(Config(), self.service, self.local, self.name, is_serving)
         self._tasks = [asyncio.create_task(work) for work in works]
 
     async def stop(self) -> None:
@@ -101,6 +136,11 @@ class Server:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether some of its work ended, which ends the process."""
+        return any(task.done() for task in self._tasks)
 
     def scope(self, name: str) -> Scope:
         return self.board.scopes[name].scope
@@ -115,11 +155,13 @@ class Server:
 class Daemon:
     """The daemon of a host, call by call. `running` is what it says that it carries out."""
 
-    def __init__(self, world: "World", host: str, session: str = "s1") -> None:
+    def __init__(self, world: "World", host: str, session: str = "s1", machine: str = "") -> None:
         self._world = world
         self.host, self.session = host, session
+        self.machine = machine or f"machine of {host}"
         self.running: list[dict[str, Any]] = []
         self.inventory: dict[str, Any] | None = None
+        self.unconfirmed_since: datetime | None = None
         self.server = world.servers[0]
 
     async def call(self, method: str, path: str, **more: Any) -> httpx.Response:
@@ -134,7 +176,10 @@ class Daemon:
         return {"authorization": f"Bearer fw_{self.host}_{self._world.secret}"}
 
     async def send(self, **body: Any) -> httpx.Response:
-        content = {"session": self.session, "running": self.running} | body
+        content = {"session": self.session, "machine": self.machine, "running": self.running} | body
+        if self.unconfirmed_since is not None:
+            lasts = self._world.clock.now() - self.unconfirmed_since
+            content["unconfirmed_seconds"] = int(lasts.total_seconds())
         return await self.call("POST", "work", json=content)
 
     async def report(self, *vms: dict[str, Any], memory_bytes: int = 64 * GIB) -> Any:
@@ -187,9 +232,12 @@ class World:
 
     secret = "5e" * 32
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_confirming: bool = False) -> None:
         self.store, self.clock = MemoryStore(), VirtualClock(NOON)
-        self.servers = [Server(self.store, self.clock, f"server-{n}") for n in (1, 2)]
+        self.servers = [
+            Server(self.store, self.clock, f"server-{n}", is_confirming=is_confirming)
+            for n in (1, 2)
+        ]
 
     async def start(self) -> None:
         for server in self.servers:
@@ -252,9 +300,9 @@ class World:
         return [entry for entry in await entries_of(self.store) if entry.what in kinds]
 
 
-def run(test: Callable[[World], Awaitable[None]]) -> None:
+def run(test: Callable[[World], Awaitable[None]], *, is_confirming: bool = False) -> None:
     async def main() -> None:
-        world = World()
+        world = World(is_confirming=is_confirming)
         async with AsyncExitStack() as stack:
             for server in world.servers:
                 await stack.enter_async_context(server.client)

@@ -6,7 +6,7 @@ from itertools import permutations
 import pytest
 from msgspec.structs import replace
 
-from forewarn.core.fleet import Scope
+from forewarn.core.fleet import Power, Scope
 from forewarn.engine.board import Board, PublishedScope, wait_for_change
 from forewarn.errors import UnknownHost, UnknownScope, UnknownVm
 from tests.builders import NOON, guid, restart, run, scope_of, vm
@@ -87,6 +87,17 @@ def test_address_that_two_vms_have_belongs_to_neither() -> None:
 
     assert board.addresses == {"10.0.0.1": "web-0", "10.0.0.2": "db-0"}
     assert board.shared_addresses == {}
+
+
+def test_vm_of_unknown_power_keeps_its_address() -> None:
+    """It may still run. Otherwise it would read and approve the events of another VM."""
+    unknown = replace(WEB.vms[0], power=Power.UNKNOWN)
+    web = replace(WEB, vms=(unknown, *WEB.vms[1:]))
+    later = replace(DB.vms[0], address="10.0.0.1", host="host-b", is_address_taken=True)
+
+    board = board_with(web, replace(DB, vms=(later,)))
+
+    assert board.addresses["10.0.0.1"] == "web-0"
 
 
 def test_a_declared_host_without_vms_is_known() -> None:

@@ -19,12 +19,11 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.entry import Entry
 from forewarn.engine.operations import Operations
 from forewarn.engine.record import CLOCK, ClockReading
-from forewarn.engine.transaction import LeaseLost
 from forewarn.engine.worker import Worker
-from forewarn.errors import Conflict, StoreLost, Unavailable
+from forewarn.errors import StoreLost, Unavailable
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.store.base import RevisionCheck, Store, Write
+from forewarn.store.base import Store, Write
 from forewarn.store.memory import MemoryStore
 from forewarn.store.sqlite import SqliteStore
 from tests.builders import MINUTE, NOON, SECOND, guid
@@ -557,70 +556,5 @@ def test_many_dead_servers_do_not_end_the_comparison() -> None:
             await world.clock.advance(5 * MINUTE)
             assert off.engine.is_clock_off
             assert await world.clock_keys() == ["clock/s1/", "clock/s2/", "clock/s3/"]
-
-    asyncio.run(main())
-
-
-def test_commit_of_an_announcement_needs_the_lease_of_its_server() -> None:
-    """One that etcd carries out late, after its server has died, would announce in the past."""
-
-    async def main() -> None:
-        world = World()
-        async with world.servers(0) as (server,):
-            await restart(server)
-            lease = server.engine.server_lease
-            assert lease is not None
-            await world.store.commit([Write(lease.key, None, lease.revision)])
-            with pytest.raises(LeaseLost):
-                await server.operations.restart("web-1", by="ann")
-
-    asyncio.run(main())
-
-
-class HeldStore(MemoryStore):
-    """While `is_held`, commits get no reply, and may be carried out later."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_held = False
-        self.held: list[tuple[Sequence[Write], Sequence[RevisionCheck], bytes | None]] = []
-
-    async def commit(
-        self,
-        writes: Sequence[Write],
-        checks: Sequence[RevisionCheck] = (),
-        entries: bytes | None = None,
-    ) -> int:
-        if self.is_held:
-            self.held.append((writes, checks, entries))
-            raise StoreLost("no reply")
-        return await super().commit(writes, checks, entries)
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-def test_announcement_that_got_no_reply_is_not_carried_out_late(servers: int) -> None:
-    """A stopped member of etcd continues. The client was told 503, the notice would be short."""
-
-    async def main() -> None:
-        store = HeldStore()
-        world = World(store)
-        async with world.servers(*[0] * servers) as (server, *_):
-            await server.operations.apply(FLEET, by="ann")
-            await server.engine.submit("web", Seen(), by="poll")
-            store.is_held = True
-            with pytest.raises(StoreLost):
-                await server.operations.restart("web-0", by="ann")
-            late = [one for one in store.held if one[2]]
-            assert len(late) == 2
-            await world.clock.advance(SECOND)  # the store is still away
-            store.is_held = False
-            await world.clock.advance(SECOND)
-            for writes, checks, entries in late:
-                with pytest.raises(Conflict):
-                    await store.commit(writes, checks, entries)
-            revision = (await store.load()).revision
-            await world.clock.advance(SECOND)
-            assert (await store.load()).revision == revision  # once is enough
-            assert await server.operations.restart("web-0", by="ann")
 
     asyncio.run(main())

@@ -224,7 +224,7 @@ def test_refusal_in_a_group_affects_only_its_submitter() -> None:
             guid(2),
             guid(4),
         ]
-        assert (store.commits, store.reads) == (2, 1)
+        assert (store.commits, store.reads) == (2, 2)  # the scope, and `shown`
 
     live_gated(main)
 
@@ -399,8 +399,10 @@ def test_the_queue_of_a_scope_has_a_limit() -> None:
         await turns()
         with pytest.raises(Unavailable, match="web"):
             await engine.submit("web", ask.Tick(), by="clock")
+        for task in tasks[1:]:  # a slow machine cannot decide all within the limit of a write
+            task.cancel()
         store.gate.set()
-        await asyncio.gather(*tasks)
+        await tasks[0]
 
     live_gated(main)
 

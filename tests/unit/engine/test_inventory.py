@@ -4,12 +4,15 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from forewarn.core.fleet import Power, ScopeKind
-from forewarn.engine.inventory import EMPTY_SCOPES_MAX, HostInventory
-from forewarn.fleetfile.parser import parse
+from forewarn.core.fleet import Approval, Power, ScopeKind
+from forewarn.engine.fleet_apply import Commands
+from forewarn.engine.inventory import HostInventory
+from forewarn.errors import Unavailable
+from forewarn.fleetfile.parser import Fleet, dump_json, parse
 from tests.unit.engine.hostd_world import GIB, SECOND, World, reported, run, vm_id
-from tests.work_count import Name, work_of
+from tests.work_count import Name, work_of, work_of_turns
 
 MAC = "52:54:00:00:00:01"
 OTHER_MAC = "52:54:00:00:00:99"
@@ -64,7 +67,7 @@ def test_vms_join_the_scope_of_their_metadata_or_one_of_their_own() -> None:
             (vm, "host-a", "token host-a") for vm in ("web-0", "web-1", "solo")
         }
         assert await daemon.report() == []
-        assert shape(world) == {"web": []}
+        assert shape(world) == {}
         assert {e.vm for e in await world.history("left")} == {"web-0", "web-1", "solo"}
 
     run(test)
@@ -198,17 +201,41 @@ def test_report_does_not_change_the_kind_of_a_scope() -> None:
 
 
 def test_host_cannot_create_scopes_without_a_limit() -> None:
-    """They stay when they are empty, and the store would grow. Scopes with VMs are not counted."""
+    """A scope that a report has created goes with its last VM: else the store would grow."""
 
     async def test(world: World) -> None:
-        daemon = await world.daemon(
-            "host-a", *(reported(f"a-{n}", scope=f"s{n}") for n in range(EMPTY_SCOPES_MAX))
-        )
-        assert await daemon.report(reported("b", scope="t"), reported("own")) == []
-        problems = await daemon.report(reported("c", scope="u"), reported("b", scope="t"))
-        assert problems == ["VM 'c': 1000 scopes have no VM; expected a scope that exists, got 'u'"]
-        scopes = world.servers[1].board.scopes
-        assert ("t" in scopes, "u" in scopes, "own" in scopes) == (True, False, False)
+        daemon = await world.daemon("host-a")
+        for wave in "abc":
+            named = [reported(f"{wave}-{n}", scope=f"{wave}{n}") for n in range(20)]
+            own = [reported(f"{wave}-own-{n}", kind="availability-set") for n in range(20)]
+            assert await daemon.report(*named, *own) == []
+            assert len(shape(world)) == 40
+        await daemon.report()
+        assert shape(world) == {}
+
+    run(test)
+
+
+def test_scope_that_a_fleet_defines_stays_when_a_report_empties_it() -> None:
+    """Its policy was somebody's decision. Writing the fleet as it is decides nothing."""
+
+    async def test(world: World) -> None:
+        server = world.servers[0]
+        await server.operations.apply(parse(FLEET, "fleet"), by="test")
+        daemon = await world.daemon("host-a", reported("lab-0", scope="lab"), reported("db-0"))
+        read = dump_json(server.operations.fleet())
+        difference = await server.operations.apply(parse(read, "fleet"), by="test")
+        assert (difference.added, difference.changed, difference.removed) == ((), (), ())
+        await daemon.report()
+        assert shape(world) == {"web": ["web-9@host-z"]}
+
+        await daemon.report(reported("lab-0", scope="lab"))
+        lab = server.scope("lab")
+        policy = replace(lab.policy, approval=Approval.ALL)
+        scopes = (server.scope("web"), replace(lab, policy=policy))
+        await server.operations.apply(Fleet(scopes), by="test")
+        await daemon.report()
+        assert shape(world) == {"web": ["web-9@host-z"], "lab": []}
 
     run(test)
 
@@ -445,7 +472,43 @@ def test_vm_that_a_running_impact_of_a_lost_host_had_moved_is_found() -> None:
     run(test)
 
 
+def test_move_is_not_taken_for_done_because_the_server_of_its_daemon_is_lost() -> None:
+    """The daemon goes on at another server, and still cleans up: no other impact acts meanwhile."""
+
+    async def test(world: World) -> None:
+        source = await world.daemon("host-a", reported("web-0", scope="web"))
+        await world.servers[0].operations.redeploy("web-0", by="ann")
+        await world.settle()
+        impact = await source.take()
+        await world.expire(world.servers[0])
+        target = await world.daemon("host-b", reported("web-0", scope="web"), server=1)
+        assert await world.history("impacted") == []
+        source.server = world.servers[1]
+        assert await source.work()
+        await world.settle()
+        impact = (await source.work())["impacts"][0]
+        assert await source.finish(impact, host="host-b", detail="moved")
+        assert [e.detail for e in await world.history("impacted")] == ["moved"]
+        assert target
+
+    run(test)
+
+
 # --- what does not fit
+
+
+def test_vm_with_the_name_of_one_that_has_moved_is_not_accepted() -> None:
+    """The host from which that one was moved by hand has another VM with its name."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0", scope="web"))
+        await world.daemon("host-b", reported("web-0", scope="web"))
+        problems = await first.report(reported("web-0", id=vm_id("stray")))
+        assert shape(world) == {"web": ["web-0@host-b"]}
+        assert len(problems) == 1
+        assert "web-0" in problems[0]
+
+    run(test)
 
 
 PROBLEMS = f"""
@@ -489,6 +552,26 @@ def test_vm_that_does_not_fit_is_named_and_the_others_are_applied() -> None:
     run(test)
 
 
+def test_vm_of_a_fleet_file_stays_if_its_report_is_refused() -> None:
+    """It is known by its name until a report gives it an id. Its events would go with it."""
+
+    async def test(world: World) -> None:
+        names = ("web-0", "web-1", "web-2")
+        vms = ", ".join(f"{{name: {name}, host: host-a}}" for name in names)
+        fleet = parse(f"scopes: [{{name: web, kind: scale-set, vms: [{vms}]}}]".encode(), "fleet")
+        await world.servers[0].operations.apply(fleet, by="ann")
+        await world.daemon(
+            "host-a",
+            reported("web-0", update_domain=-5),
+            reported("web-1"),
+            reported("web-2", addresses=["nowhere"]),
+        )
+        assert shape(world) == {"web": [f"{name}@host-a" for name in names]}
+        assert [world.servers[0].vm(name).id for name in names] == ["", vm_id("web-1"), ""]
+
+    run(test)
+
+
 def test_fleet_that_is_applied_without_the_vms_of_a_daemon_gets_them_back() -> None:
     async def test(world: World) -> None:
         daemon = await world.daemon("host-a", reported("web-0", scope="web"))
@@ -528,10 +611,78 @@ def test_work_of_a_report_does_not_grow_with_the_fleet() -> None:
         inventory = HostInventory(
             server.engine, server.hosts.managed, "host-a", [reported("web-0")]
         )
+        await inventory.read()
         return await work_of(server.operations.merge(inventory.plan, by="test"))
 
     async def test(world: World) -> None:
         small = await work_in(world, 10)
         assert await work_in(world, 1000) < 1.2 * small
+
+    run(test)
+
+
+def test_work_of_a_report_does_not_depend_on_what_is_wrong_with_it() -> None:
+    """2,000 VMs that are not valid must not hold up polls longer than 2,000 that are."""
+
+    async def test(world: World) -> None:
+        server = world.servers[0]
+
+        async def read(name: str) -> None:
+            vms = [reported(name.format(number)) for number in range(20)]
+            await HostInventory(server.engine, server.hosts.managed, "host-a", vms).read()
+
+        valid, invalid = await work_of(read("vm-{}")), await work_of(read("bad name {}"))
+        assert invalid < 10 * valid
+
+    run(test)
+
+
+@pytest.mark.parametrize("name", ["vm-{}", "bad name {}"], ids=["valid", "invalid"])
+@pytest.mark.parametrize("scope", ["", "scope-of-{}"], ids=["own", "named"])
+def test_report_with_many_vms_leaves_turns_to_polls(name: str, scope: str) -> None:
+    """All of its work is done in small parts: the longest does not grow with the report."""
+
+    async def longest_turn(world: World, vms: int) -> int:
+        server, prefix = world.servers[1], f"{vms}-"
+        report = [
+            reported(prefix + name.format(n), scope=scope and prefix + scope.format(n))
+            for n in range(vms)
+        ]
+        inventory = HostInventory(server.engine, server.hosts.managed, "host-a", report)
+
+        async def merge() -> None:
+            await inventory.read()
+            await server.operations.merge(inventory.plan, by="test")
+
+        turns = await work_of_turns(merge())
+        await world.settle()
+        is_valid = not inventory.problems
+        assert is_valid == (f"{prefix}vm-{vms - 1}" in server.board.vms)
+        return max(turns)
+
+    async def test(world: World) -> None:
+        few = await longest_turn(world, 100)
+        assert await longest_turn(world, 300) < 1.3 * few
+
+    run(test)
+
+
+def test_fleet_that_changes_while_a_report_is_planned_is_not_changed_by_it() -> None:
+    """The plan was made for a fleet that no longer is: the daemon sends its report again."""
+
+    async def test(world: World) -> None:
+        server = world.servers[0]
+        vms = [reported(f"vm-{n}") for n in range(100)]
+        inventory = HostInventory(server.engine, server.hosts.managed, "host-a", vms)
+        await inventory.read()
+
+        async def plan_slowly() -> Commands:
+            commands = await inventory.plan()
+            await world.servers[1].operations.apply(parse(NO_ID, "fleet"), by="ann")
+            await world.settle()
+            return commands[:0]
+
+        with pytest.raises(Unavailable, match="the fleet has changed meanwhile"):
+            await server.operations.merge(plan_slowly, by="test")
 
     run(test)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
+from typing import cast
 
 import pytest
 
@@ -13,6 +14,7 @@ from forewarn.engine.clock import Clock
 from forewarn.engine.engine import Engine
 from forewarn.engine.lease import run_under_lease
 from forewarn.engine.operations import Operations
+from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.transaction import LeaseLost
 from forewarn.engine.worker import Worker
 from forewarn.errors import StoreLost
@@ -22,6 +24,7 @@ from forewarn.store.base import LEASE_KEY, Lease
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, SECOND, guid
 from tests.history import entries_of
+from tests.unit.engine.hostd_world import SlowStore
 from tests.unit.engine.test_engine import FLEET
 from tests.unit.platform.instant_clock import InstantClock
 
@@ -201,6 +204,28 @@ def test_server_that_holds_its_lease_keeps_its_claims(
                 await world.clock.advance(HOUR)
 
         assert (holder.tries, world.driver.tries) == ([1], [])
+
+    asyncio.run(main())
+
+
+def test_server_without_the_record_of_a_lease_releases_no_claim() -> None:
+    """It has read the scope, and its watch is late: it asks the store before it takes over."""
+
+    async def main() -> None:
+        world = World()
+        late = World(cast("MemoryStore", path := SlowStore(world.store)))
+        late.clock = world.clock
+        holder = Driver(world.clock)
+        async with late.server("w1") as behind:
+            path.watches.clear()
+            async with world.server("w2", driver=holder) as engine:
+                await fail_host(engine)
+                await world.clock.advance(10 * SECOND)
+                (scope,) = (each for each in engine.board.scopes.values() if each.scope.impacts)
+                await behind.refresh(SCOPE_KEY.format(scope.scope.name))
+                await world.clock.advance(MINUTE)
+                assert (holder.tries, holder.cancelled, late.driver.tries) == ([1], 0, [])
+            path.watches.set()
 
     asyncio.run(main())
 

@@ -147,6 +147,7 @@ def test_record_contains_default_policy_and_kind() -> None:
         "user_operations_max": 100,
         "max_unavailable": None,
         "failed_hardware": "Reboot",
+        "redeploy": "live",
     }
     budget = stored(SCOPE.decode(BUDGET_WRITTEN_BY_1), SCOPE)["policy"]["max_unavailable"]
     assert budget == {"number": 2, "is_percent": False}

@@ -2,9 +2,9 @@
 
 import asyncio
 from datetime import timedelta
-from typing import Any
 
 from forewarn.core.event import EventType
+from forewarn.core.fleet import Power
 from forewarn.fleetfile.parser import parse
 from forewarn.platform.simulated import SimulatedPlatform
 from tests.unit.engine.hostd_world import GIB, SECOND, Daemon, World, reported, run
@@ -203,48 +203,6 @@ def test_second_result_says_that_a_restarted_vm_is_back() -> None:
 # --- who serves a host
 
 
-def test_second_daemon_of_a_host_is_refused_while_the_first_is_connected() -> None:
-    """Two daemons would act on the same VMs."""
-
-    async def test(world: World) -> None:
-        first = await world.daemon("host-a", reported("web-0"))
-        for server in world.servers:
-            second = Daemon(world, "host-a", "s2")
-            second.server = server
-            bodies: list[dict[str, Any]] = [{}, {"inventory": {"vms": []}}, {"is_leaving": True}]
-            for body in bodies:
-                refused = await second.send(**body)
-                assert (refused.status_code, refused.json()["error"]) == (409, "host_taken")
-                assert refused.json()["facts"] == {"since": "2030-01-31T12:00:00Z"}
-                assert "\n" not in refused.json()["message"]
-        assert world.servers[1].vm("web-0").host == "host-a"
-        assert await first.work() == NOTHING
-
-    run(test)
-
-
-def test_restarted_daemon_is_accepted_after_the_old_one_is_silent() -> None:
-    """And it gets the impact again that the old one was running."""
-
-    async def test(world: World) -> None:
-        old = await world.daemon("host-a", reported("web-0"))
-        await world.restart("web-0")
-        first = await old.take()
-        new = Daemon(world, "host-a", "s2")
-        await world.pass_time(14 * SECOND)
-        assert (await new.send()).status_code == 409
-        await world.pass_time(2 * SECOND)
-
-        again = await new.take()
-        assert (again["event_id"], again["tries"]) == (first["event_id"], 2)
-        assert await new.finish(again)
-        assert (await old.send()).status_code == 409
-        assert len(await world.history("impacted")) == 1
-        assert await world.history("impact-failed") == []
-
-    run(test)
-
-
 def test_daemon_that_stops_is_replaced_at_once() -> None:
     async def test(world: World) -> None:
         old = await world.daemon("host-a", reported("web-0"))
@@ -397,7 +355,7 @@ def test_forgotten_host_is_unmanaged_and_keeps_its_vms() -> None:
         assert (shown["state"], shown["daemon"]["is_connected"]) == ("unreachable", False)
 
         for status in (200, 404):
-            response = await client.delete("/api/v1/hosts/host-a/daemon", headers=root)
+            response = await client.delete("/api/v1/hosts/host-a/daemon?fenced=true", headers=root)
             assert response.status_code == status
         await world.settle()
         shown = (await client.get("/api/v1/hosts/host-a", headers=root)).json()
@@ -421,16 +379,16 @@ def test_host_with_open_impacts_is_forgotten_only_if_they_fail() -> None:
         await world.pass_time(16 * SECOND)
         await world.restart("web-0")
         root = {"authorization": f"Bearer fw_root_{world.secret}"}
-        client, url = world.servers[0].client, "/api/v1/hosts/host-a/daemon"
+        client, url = world.servers[0].client, "/api/v1/hosts/host-a/daemon?fenced=true"
         response = await client.delete(url, headers=root)
         assert response.status_code == 409
         assert response.json()["message"] == (
             "1 impacts wait for the daemon of host-a: the Reboot of web-0; complete or cancel"
-            " their events, or forget it with fail_impacts"
+            " their events, or forget it with `fail_impacts`"
         )
         assert world.servers[0].is_unreachable("host-a")
 
-        response = await client.delete(f"{url}?fail_impacts=true", headers=root)
+        response = await client.delete(f"{url}&fail_impacts=true", headers=root)
         assert response.json() == {"host": "host-a"}
         await world.pass_time(SECOND)
         assert [e.detail for e in await world.history("impact-failed")] == [
@@ -452,7 +410,7 @@ def test_simulation_never_acts_for_a_host_that_had_a_daemon() -> None:
             )
         await world.daemon("host-a", reported("web-0"))
         await world.pass_time(16 * SECOND)
-        await world.servers[0].hosts.managed.forget("host-a", by="ann")
+        await world.servers[0].hosts.managed.forget("host-a", by="ann", vms=Power.UNKNOWN)
         await world.settle()
         await world.restart("web-0")
         await world.pass_time(SECOND)
@@ -622,8 +580,8 @@ def test_impact_waits_for_the_host_that_runs_the_vm() -> None:
     run(test)
 
 
-def test_impact_goes_back_when_the_other_host_no_longer_runs_the_vm() -> None:
-    """Nobody asks for work then: the report itself makes it due."""
+def test_impact_goes_back_when_the_other_host_no_longer_has_the_vm() -> None:
+    """Its daemon may still act on the VM, wherever that is: it goes back when it has failed."""
 
     async def test(world: World) -> None:
         old, new = await world.daemon("host-a", reported("web-0")), await world.daemon("host-b")
@@ -631,7 +589,52 @@ def test_impact_goes_back_when_the_other_host_no_longer_runs_the_vm() -> None:
         await fail_and_move(world, old, new)
         await world.pass_time(16 * SECOND, old)
         await new.report()
+        assert (await old.work())["impacts"] == []
+        await new.finish(await new.take(), problem="no domain")
+        await world.pass_time(10 * SECOND, old, new)
         assert (await old.take())["vm"]["host"] == "host-a"
+
+    run(test)
+
+
+def test_try_without_a_result_stays_with_its_daemon_if_the_vm_is_elsewhere() -> None:
+    """It may still act on the VM, on another host: two daemons must not act at the same time."""
+
+    async def test(world: World) -> None:
+        old, new = await world.daemon("host-a", reported("web-0")), await world.daemon("host-b")
+        await world.restart("web-0")
+        impact = await old.take()
+        await new.report(reported("web-0"))
+        await world.pass_time(16 * SECOND, new)
+        assert world.servers[0].is_unreachable("host-a")
+        await world.pass_time(60 * SECOND, new)
+        assert (await new.work())["impacts"] == []
+        hosts, scope = world.servers[0].hosts, world.servers[0].scope("web-0")
+        ((_, waits_for),) = hosts.problems.waits(scope, impact["event_id"])
+        assert waits_for.startswith("the daemon of host-a: ")
+        assert world.servers[0].vm("web-0").host == "host-b"
+        await hosts.managed.forget("host-a", by="ann")
+        assert (await new.take())["vm"]["host"] == "host-b"
+
+    run(test)
+
+
+def test_vm_on_which_another_host_acts_is_not_started_on_its_old_host() -> None:
+    """That host may have stopped it for a moment, to start it again."""
+
+    async def test(world: World) -> None:
+        old, new = await world.daemon("host-a"), await world.daemon("host-b", reported("web-0"))
+        await world.restart("web-0")
+        impact = await new.take()
+        old.running = [{"event_id": "past", "vm": "web-0", "tries": 0}]
+        assert (await old.work())["cancel"] == [], "it can wait"
+        old.running = [{"event_id": "past", "vm": "web-0", "tries": 1}]
+        (cancel,) = (await old.work())["cancel"]
+        assert (cancel["may_start"], cancel["may_run_on"]) == (False, ["host-b"])
+
+        await new.finish(impact)
+        (cancel,) = (await old.work())["cancel"]
+        assert "may_start" not in cancel
 
     run(test)
 
@@ -712,7 +715,7 @@ def test_daemon_keeps_what_an_earlier_run_began_until_it_is_tried_again() -> Non
         await old.work(is_leaving=True)
         new = Daemon(world, "host-a", "s2")
         new.running = [{"event_id": impact["event_id"], "vm": "web-0", "tries": 0}]
-        assert await new.work() == NOTHING
+        assert await new.work() == {**NOTHING, "is_merged": False}, "a report is wanted"
         await world.pass_time(5 * SECOND, new)
         assert [each["tries"] for each in (await new.work())["impacts"]] == [2]
 

@@ -1,11 +1,14 @@
 """A record is replaced only by a newer revision, however late the older one arrives."""
 
+import pytest
+
 from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
-from forewarn.engine.record import SCOPE
+from forewarn.engine.record import DECLARED, SCOPE
 from forewarn.engine.record_cache import ABSENT, Records
 from forewarn.lab.clock import VirtualClock
+from forewarn.log import facts_of
 from forewarn.store.base import Record
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON, vm
@@ -61,6 +64,45 @@ def test_deletion_of_an_unknown_scope_is_remembered() -> None:
     learn(replica, WEB, 4)
 
     assert replica.board.scopes == {}
+
+
+def test_record_that_a_callback_cannot_handle_stops_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Every server sees every record: one that raised in `follow` would end all of them."""
+    replica, shown = engine(), list[str]()
+
+    def fail(*_: object) -> None:
+        raise KeyError("")
+
+    replica.board.subscribe(fail)
+    replica.board.subscribe(lambda published: shown.append(published.scope.name))
+    replica.on_change("declared", fail)
+    replica.on_change("declared", lambda before, after: shown.append(str(after)))
+    learn(replica, WEB, 1)
+    replica.learn(Record("declared/0/", DECLARED.encode(("host-b",)), 2))
+    learn(replica, NEWER, 3)
+
+    assert shown == ["web", "('host-b',)", "web"]
+    assert replica.board.scopes["web"].scope == NEWER
+    assert [(line.message, facts_of(line)["subject"]) for line in caplog.records] == [
+        ("bug in a callback", "scope web"),
+        ("bug in a callback", "declared 0"),
+        ("bug in a callback", "scope web"),
+    ]
+
+
+def test_scope_that_the_board_cannot_show_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as when an index of the board has a bug."""
+    replica = engine()
+    learn(replica, WEB, 1)
+    del replica.board.hosts["host-a"]
+    learn(replica, NEWER, 2)
+    other = Scope(name="db", vms=(vm("db-0"),))
+    replica.learn(Record("scope/db/", SCOPE.encode(other), 3))
+
+    assert replica.board.scopes["db"].scope == other
+    assert [line.message for line in caplog.records] == ["bug while showing a record"]
 
 
 def test_records_may_change_while_they_are_read() -> None:

@@ -187,8 +187,8 @@ def test_only_a_decision_that_nobody_polls_compares_the_polls() -> None:
         await poll(engine, "db")
 
         assert commits == [
-            ({"scope/web/"}, set()),
-            ({"scope/db/"}, {"seen/db/"}),
+            ({"scope/web/"}, {"shown"}),
+            ({"scope/db/"}, {"shown", "seen/db/"}),
             ({"seen/db/"}, set()),
         ]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
+from forewarn.engine.entry import encode_all
 from forewarn.errors import StoreLost
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.retention import INTERVAL, RetentionWorker
@@ -16,6 +17,7 @@ from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON
 from tests.history import write_history
 from tests.unit.history.test_query import joined
+from tests.work_count import work_of
 
 DAY = timedelta(days=1)
 
@@ -136,3 +138,51 @@ def test_trimming_continues_after_the_store_was_lost() -> None:
         assert await positions(store) == [10]
 
     asyncio.run(run())
+
+
+def test_looking_for_old_entries_costs_nothing_while_there_are_none() -> None:
+    """It is done each minute: a thousand large commits would block every poll for seconds."""
+
+    async def test(store: MemoryStore) -> None:
+        for number in range(300):
+            entries = [joined(number)] * 20
+            await store.commit([], entries=encode_all(entries))
+        clock = VirtualClock(NOON)
+        worker = retention(store, clock, days=90)
+        await clock.advance(61 * MINUTE)
+
+        assert await work_of(worker.trim()) < 500
+
+    with_store(test)
+
+
+def test_polls_pass_between_large_commits_that_are_too_old() -> None:
+    async def test(store: MemoryStore) -> None:
+        for number in range(20):
+            await store.commit([], entries=encode_all([joined(number)] * 20))
+        clock = VirtualClock(NOON + 100 * DAY)
+        worker = retention(store, clock, days=90)
+        await clock.advance(61 * MINUTE)
+        trimming, turns = asyncio.ensure_future(worker.trim()), 0
+        while not trimming.done():
+            await asyncio.sleep(0)
+            turns += 1
+
+        assert trimming.result() == 19  # the newest is always kept
+        assert turns >= 20
+
+    with_store(test)
+
+
+def test_an_entry_dated_in_the_future_does_not_stop_trimming() -> None:
+    """A server whose clock was ahead wrote it."""
+
+    async def test(store: MemoryStore) -> None:
+        await write_history(store, joined(1_000_000), joined(2), joined(3))
+        clock = VirtualClock(NOON + 100 * DAY)
+        worker = retention(store, clock, days=90)
+        await clock.advance(61 * MINUTE)
+
+        assert await worker.trim() == 2  # the newest is always kept
+
+    with_store(test)

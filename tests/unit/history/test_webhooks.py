@@ -24,7 +24,7 @@ from forewarn.history.webhooks import (
     register_records,
 )
 from forewarn.lab.clock import VirtualClock
-from forewarn.store.base import Lease
+from forewarn.store.base import Lease, Record
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON
 
@@ -458,6 +458,36 @@ def test_delivery_continues_after_the_store_was_lost() -> None:
         assert receiver.received == ["1", "2", "3"]
 
     with_world(test, FlakyStore)
+
+
+def test_unanswered_read_at_the_start_only_delays_delivery() -> None:
+    """Servers acquire the lease of webhooks during an outage, and read right after it. Ending the
+    task would end the server.
+    """
+
+    class SilentStore(MemoryStore):
+        is_lost = False
+
+        async def get(self, key: str) -> Record:
+            if self.is_lost and key.startswith("webhook/"):
+                raise StoreLost("no answer")
+            return await super().get(key)
+
+    async def test(world: World) -> None:
+        assert isinstance(world.store, SilentStore)
+        receiver, server = Receiver(), world.server()
+        world.store.is_lost = True
+        await server.start(server.webhook(receiver))
+        await world.happens("1")
+        await world.wait(SECOND)
+        assert [task.done() for task in server.work] == [False]
+        assert receiver.received == []
+        world.store.is_lost = False
+        await world.wait(timedelta(minutes=1))
+
+        assert receiver.received == ["1"]
+
+    with_world(test, SilentStore)
 
 
 def test_changes_that_are_not_chosen_cost_one_commit_a_minute() -> None:

@@ -1,0 +1,184 @@
+"""VMs that two hosts run at a time: both copies write to the same disk, and destroy it.
+
+    (runs once) -> SUSPECTED    a host reports it as running while another connected host does
+    SUSPECTED -> CONFIRMED      a report of this host that was taken CONFIRMED_AFTER later says so
+    SUSPECTED, CONFIRMED -> (runs once)    a report of this host, if one of them no longer runs it
+
+Each host's record has this for its VMs. Hosts are asked for reports until it is settled. A VM is a
+duplicate while two hosts have confirmed it: nothing acts on it then, also if one of them becomes
+unreachable, until that reports or an operator forgets it. It does not count while an
+impact moves it: then both have it for a while. An incoming migration is not reported as running, so
+one that was started by hand is no duplicate either.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from forewarn.core.change import Change, ChangeKind
+from forewarn.core.event import Cause, Impact, is_move
+from forewarn.core.fleet import Vm
+from forewarn.engine.engine import Engine
+from forewarn.engine.managed_hosts import (
+    HOST_KEY,
+    HostedVm,
+    ManagedHost,
+    ManagedHosts,
+    unless_forgotten,
+)
+from forewarn.engine.transaction import Transaction
+from forewarn.log import log
+from forewarn.platform.base import STARTS
+
+CONFIRMED_AFTER = timedelta(seconds=10)
+HOSTS_COMPARED_MAX = 50
+"""How many records of other hosts one commit compares."""
+
+
+class DuplicateVms:
+    """What the records of all hosts say. Create it before the engine loads."""
+
+    def __init__(self, engine: Engine, managed: ManagedHosts) -> None:
+        self._engine = engine
+        self._managed = managed
+        self._confirmed: defaultdict[str, set[str]] = defaultdict(set)
+        self._running: defaultdict[str, set[str]] = defaultdict(set)
+        self._shared: set[str] = set()  # VMs that several hosts report as running
+        engine.on_change("hostd", self._on_change)
+
+    def hosts_of(self, vm_id: str) -> tuple[str, ...]:
+        """The hosts that run this VM at the same time; empty if it runs once."""
+        hosts = self._confirmed.get(vm_id, ())
+        return tuple(sorted(hosts)) if len(hosts) > 1 else ()
+
+    def count(self) -> int:
+        return sum(len(hosts) > 1 for hosts in self._confirmed.values())
+
+    def reason_to_wait(self, vm: Vm, impact: Impact) -> str:
+        """Why nothing acts on a VM although its host can: it runs twice, or might after a start."""
+        hosts = self.hosts_of(vm.id)
+        if hosts:
+            return f"it runs on {' and '.join(hosts)}: stop all but one"
+        host = self._managed.not_answering(vm) if may_start(vm, impact) else ""
+        if not host:
+            return ""
+        reason = self._managed.reason(host)
+        if not reason:
+            return f"it may run on {host}, which is back and has not reported its VMs yet"
+        return f"it may run on {host}, which is unreachable: {reason}"
+
+    def has_suspects(self, host: str) -> bool:
+        """Whether another report of this host is wanted now."""
+        return any(
+            host not in self._confirmed.get(vm_id, ())
+            and self._others(host, vm_id)
+            and not self._moves(vm_id)
+            for vm_id in self._shared
+            if host in self._running[vm_id]
+        )
+
+    def compare(
+        self, record: ManagedHost, vms: Mapping[str, HostedVm], taken_at: datetime, t: Transaction
+    ) -> dict[str, HostedVm]:
+        """The VMs of a new report, with what is known of those that another host runs, too."""
+        host, after = record.host, dict[str, HostedVm]()
+        for vm_id, vm in vms.items():
+            old = record.vms.get(vm_id)
+            after[vm_id] = vm.after(old, t.now)
+            was_double = old is not None and old.is_double
+            others = set(self._others(host, vm_id))
+            if was_double:
+                others |= self._confirmed.get(vm_id, set()) - {host}
+            if runs(vm) and others and not self._moves(vm_id):
+                since = (old.double_since if old else None) or t.now
+                is_double = was_double or taken_at - since > CONFIRMED_AFTER
+                after[vm_id] = after[vm_id]._replace(double_since=since, is_double=is_double)
+        changed = [
+            vm_id
+            for vm_id in record.vms.keys() | after.keys()
+            if is_double_in(record.vms, vm_id) != is_double_in(after, vm_id)
+        ]
+        self._record(t, host, after, sorted(changed)[:HOSTS_COMPARED_MAX])
+        return after
+
+    def _others(self, host: str, vm_id: str) -> list[str]:
+        running = self._running.get(vm_id, ())
+        return [each for each in running if each != host and self._managed.has_contact(each)]
+
+    def _moves(self, vm_id: str) -> bool:
+        """Whether an impact moves a VM at present."""
+        board = self._engine.board
+        return any(
+            impact.vm == name and is_move(impact.type, impact.cause) and not impact.is_over
+            for name in board.ids.holders(vm_id)
+            for impact in board.vms[name].scope.impacts
+        )
+
+    def _record(
+        self, t: Transaction, host: str, after: Mapping[str, HostedVm], changed: list[str]
+    ) -> None:
+        """Write into the history which VMs are duplicates now, or no longer.
+
+        The records of the other hosts are compared at the commit, so that one of two servers
+        writes it.
+        """
+        for vm_id in changed:
+            others = list[str]()
+            for other in self._managed.running_on(vm_id):
+                known = unless_forgotten(t.get(HOST_KEY.format(other))) if other != host else None
+                if known is not None and is_double_in(known.vms, vm_id):
+                    others.append(other)
+            name = next(iter(self._engine.board.ids.holders(vm_id)), "")
+            if not others or not name:
+                continue
+            hosts = " and ".join(sorted((host, *others)))
+            is_double = is_double_in(after, vm_id)
+            detail = f"runs on {hosts}" if is_double else f"no longer runs on {hosts}"
+            scope = self._engine.board.vms[name].scope.name
+            change = Change(ChangeKind.UPDATED, vm=name, host=host, detail=detail)
+            t.record(change, scope=scope)
+
+    def _on_change(self, before: ManagedHost | None, after: ManagedHost | None) -> None:
+        host = (after or before).host  # type: ignore[union-attr]
+        before, after = unless_forgotten(before), unless_forgotten(after)
+        old, new = before.vms if before else {}, after.vms if after else {}
+        for vm_id in old.keys() | new.keys():
+            if old.get(vm_id) != new.get(vm_id):
+                self._update(host, vm_id, new.get(vm_id))
+
+    def _update(self, host: str, vm_id: str, vm: HostedVm | None) -> None:
+        had = self.hosts_of(vm_id)
+        keep(self._running, vm_id, host, is_kept=runs(vm))
+        keep(self._confirmed, vm_id, host, is_kept=vm is not None and vm.is_double)
+        (self._shared.add if len(self._running.get(vm_id, ())) > 1 else self._shared.discard)(vm_id)
+        hosts = self.hosts_of(vm_id)
+        if hosts and not had:
+            log.error("VM runs on two hosts", vm=self._name(vm_id), hosts=" ".join(hosts))
+        elif had and not hosts:
+            log.info("VM runs on one host again", vm=self._name(vm_id))
+
+    def _name(self, vm_id: str) -> str:
+        return next(iter(self._engine.board.ids.holders(vm_id)), vm_id)
+
+
+def may_start(vm: Vm, impact: Impact) -> bool:
+    """Whether an impact may start a VM that is off: one that it or its owner wants to run."""
+    has_failed = impact.cause is Cause.FAILED and not vm.power.is_off
+    return impact.cause in STARTS or has_failed or impact.tries > 0
+
+
+def runs(vm: HostedVm | None) -> bool:
+    """Whether a host runs a VM that it may have: a claim to a VM of another one does not count."""
+    return vm is not None and vm.is_running and not vm.is_claim
+
+
+def keep(hosts: defaultdict[str, set[str]], vm_id: str, host: str, *, is_kept: bool) -> None:
+    """Add a host to those of a VM, or remove it."""
+    (hosts[vm_id].add if is_kept else hosts[vm_id].discard)(host)
+    if not hosts[vm_id]:
+        del hosts[vm_id]
+
+
+def is_double_in(vms: Mapping[str, HostedVm], vm_id: str) -> bool:
+    vm = vms.get(vm_id)
+    return vm is not None and vm.is_double

@@ -1,0 +1,258 @@
+"""When the guests of a host could read nothing new.
+
+A daemon that is away is in one of two states, and one that returns leaves a gap in its record:
+
+    its server noticed    the record has `away_since`, the time of its last request
+    its server was lost   the record names a server without a lease, and it is away since the last
+                          time when that server was certainly alive
+
+A server that was there when the lease ended knows that time, and writes it into the record as
+`away_since` when `gap_min` has passed: one that starts later cannot know it. Until then such a
+server takes the earliest time that is possible, see `_earliest_loss`.
+
+A daemon that continues at another server within seconds was not away. One whose libvirt does not
+answer is not away either: its guests can read.
+
+A daemon in contact says for how long its guests have asked and no metadata server has answered: the
+way there may be another one than to the control API. The record has `unconfirmed_since` meanwhile,
+and then a gap. It is written when that begins and when it ends.
+
+A Preempt has so little notice that seconds count. It starts by time only when it is known whether
+the daemon was in contact: `known_until`. Its daemon sends requests more often meanwhile.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from forewarn.core.event import Gap
+from forewarn.core.readability import keep_recent
+from forewarn.engine.clock import wait_for
+from forewarn.engine.engine import SHOWN_KEY, Engine
+from forewarn.engine.lease import TTL_SECONDS, lease_key
+from forewarn.engine.managed_hosts import (
+    ManagedHost,
+    ManagedHosts,
+    is_served,
+    unless_forgotten,
+)
+from forewarn.engine.record import Shown
+from forewarn.engine.replica import POLLS_PASS_EVERY
+from forewarn.engine.transaction import Transaction
+from forewarn.errors import Error
+from forewarn.log import log
+from forewarn.platform.remote import WorkRequest
+
+LOST_MAX = 100
+"""How many lost servers are remembered."""
+TTL = timedelta(seconds=TTL_SECONDS)
+NOTE_RETRY = timedelta(seconds=1)
+ALL_KNOW_AFTER = timedelta(seconds=20)
+"""Every server knows after this time that a host was away: the record says it, or the lease of its
+server has ended.
+"""
+SILENCE_MIN = timedelta(seconds=3)
+"""A daemon reports that it had no server only if that was so for this time."""
+NOTE_SLACK = timedelta(seconds=5)
+"""How long it may take until the loss of a server is written into the records of its hosts."""
+
+
+class Loss(NamedTuple):
+    """A server lost its lease at `at`; it was certainly alive until `since`."""
+
+    at: datetime
+    since: datetime
+
+
+class HostContacts:
+    """Create it before the engine loads."""
+
+    def __init__(self, engine: Engine, managed: ManagedHosts) -> None:
+        self._engine = engine
+        self._managed = managed
+        self._began_at = engine.clock.now()
+        self._asked_at: dict[str, datetime] = {}
+        self._heard_at: dict[str, datetime] = {}
+        self._leases: set[str] = set()
+        self._lost: dict[str, Loss] = {}
+        self._shown_before: Shown | None = None  # what this server has found when it started
+        self._changed = asyncio.Event()
+        engine.on_change("lease", self._on_lease)
+        engine.on_change(SHOWN_KEY, self._on_shown)
+
+    def _on_lease(self, before: bytes | None, after: bytes | None) -> None:
+        """Remember when leases were lost. There is one for each server, and few others.
+
+        A server that was cut off from the store learns of it only when that ends.
+        """
+        leases = {key for key, _ in self._engine.records.values("lease")}
+        now, stale_since = self._engine.decision_time(), self._engine.stale_since
+        lost_at = min(now, stale_since or now)
+        for key in self._leases - leases:
+            self._lost[key] = Loss(lost_at, min(lost_at, now - TTL))
+            if len(self._lost) > LOST_MAX:
+                del self._lost[next(iter(self._lost))]
+        self._leases = leases
+        self._changed.set()
+
+    def _on_shown(self, before: Shown | None, after: Shown | None) -> None:
+        self._shown_before = self._shown_before or after
+
+    async def run(self) -> None:
+        """Write since when hosts are away whose server was lost, until cancelled.
+
+        Every server does, and the first one succeeds.
+        """
+        engine = self._engine
+        while True:  # ends when cancelled
+            self._changed.clear()
+            look_at: datetime | None = None
+            hosts = list(engine.records.values("hostd"))
+            for number, (key, record) in enumerate(hosts, start=1):
+                if number % POLLS_PASS_EVERY == 0:
+                    await asyncio.sleep(0)
+                try:
+                    note_at = self._note_at(unless_forgotten(record))
+                    if note_at is not None and note_at <= engine.decision_time():
+                        await self._note_loss(key)
+                        continue
+                except Error as error:  # the other hosts come first
+                    note_at, problem = engine.decision_time() + NOTE_RETRY, error.message
+                    engine.throttled_log.warn("host not updated", host=record.host, problem=problem)
+                except Exception:  # a bug with this one host must not stop the others
+                    log.exception("bug while looking at a host", host=record.host)
+                    continue
+                look_at = min(filter(None, (look_at, note_at)), default=None)
+            wake_at = look_at and look_at + engine.clock_lead
+            await wait_for(engine.clock, self._changed, wake_at)
+
+    def _note_at(self, record: ManagedHost | None) -> datetime | None:
+        """When to write that the server of this host was lost; None if it was not, or is noted."""
+        if record is None or not record.server or record.away_since is not None:
+            return None
+        loss = self._find_loss(record)
+        return loss and loss.at + self._engine.timing.gap_min
+
+    async def _note_loss(self, key: str) -> None:
+        def decide(transaction: Transaction) -> None:
+            known = unless_forgotten(transaction.get(key))
+            if known is None or not known.server or known.away_since is not None:
+                return
+            loss = None if is_served(known, transaction.get) else self._find_loss(known)
+            if loss is not None:
+                transaction.put(key, replace(known, away_since=loss.since))
+
+        await self._engine.update([key], decide, by="server")
+
+    def _find_loss(self, record: ManagedHost) -> Loss | None:
+        """The loss of the server that the record names; None if that has its lease."""
+        key = lease_key(record.server)
+        if self._engine.records.get(key).value is not None:
+            return None
+        return self._lost.get(key) or Loss(self._began_at, self._earliest_loss(record))
+
+    def _earliest_loss(self, record: ManagedHost) -> datetime:
+        """Until when a server that was lost before this one started was certainly alive.
+
+        While an event is Scheduled, the record `shown` is a few seconds old. Its server was alive
+        then. Any other one was not yet lost for so long that this was written.
+        """
+        shown, written_after = self._shown_before, TTL + self._engine.timing.gap_min + NOTE_SLACK
+        if shown is None:
+            return record.since
+        is_same = shown.server == record.server
+        return max(record.since, shown.at if is_same else shown.at - written_after)
+
+    def gaps_of(self, host: str) -> Sequence[Gap]:
+        """When the daemon was away, recently."""
+        record = self._managed.find(host)
+        return record.gaps if record is not None else ()
+
+    def away_since(self, host: str) -> datetime | None:
+        """Since when the daemon is away, or its relay gets no answer.
+
+        None while neither is so, or the host has no daemon.
+        """
+        return self._unread_since(self._managed.find(host))
+
+    def _unread_since(self, record: ManagedHost | None) -> datetime | None:
+        times = (self._away_since(record), record.unconfirmed_since if record else None)
+        return min(filter(None, times), default=None)
+
+    def _away_since(self, record: ManagedHost | None) -> datetime | None:
+        if record is None:
+            return None
+        if not record.server:
+            return record.away_since or record.since
+        loss = self._find_loss(record)
+        if loss is None or record.away_since is not None:
+            return record.away_since if loss else None
+        is_known = lease_key(record.server) in self._lost
+        lasts = self._engine.decision_time() - loss.at
+        is_short = is_known and lasts < self._engine.timing.gap_min_preempt
+        return None if is_short else loss.since
+
+    def hear(self, host: str) -> None:
+        """The daemon of a host that this server serves has sent a request.
+
+        The first one after a silence tells nothing: its daemon says with the next one for how long
+        it had no server.
+        """
+        now, before = self._engine.decision_time(), self._asked_at.get(host)
+        self._asked_at[host] = now
+        if before is not None and now - before <= SILENCE_MIN:
+            self._heard_at[host] = now
+
+    def known_until(self, host: str, server: str) -> datetime:
+        """Until when this server knows whether the daemon was in contact, but for a short gap.
+
+        One that is known to be away, and a host without a daemon, is known at any time.
+        """
+        now, record = self._engine.decision_time(), self._managed.find(host)
+        if record is None or self._unread_since(record) is not None:
+            return now
+        known, heard_at = now - ALL_KNOW_AFTER, self._heard_at.get(host)
+        if record.server != server or heard_at is None:
+            return known
+        return max(known, heard_at + self._engine.timing.gap_min_preempt)
+
+    def is_noted(self, record: ManagedHost, request: WorkRequest) -> bool:
+        """Whether the record says what this request says about contact."""
+        return (record.unconfirmed_since is not None) == self._is_unconfirmed(request)
+
+    def _is_unconfirmed(self, request: WorkRequest) -> bool:
+        lasts = timedelta(seconds=request.unconfirmed_seconds)
+        return lasts >= self._engine.timing.gap_min_preempt
+
+    def note(
+        self,
+        known: ManagedHost | None,
+        new: ManagedHost,
+        request: WorkRequest,
+        contact_at: datetime,
+        now: datetime,
+    ) -> ManagedHost:
+        """The new record of a host, with what it says about contact.
+
+        `contact_at` is when its daemon sent its last request.
+        """
+        if known is not None and not new.server:
+            away_since = known.unconfirmed_since or known.away_since or contact_at
+            left = replace(new, away_since=away_since, unconfirmed_since=None)
+            return left if known.server else new
+        since, timing = self._unread_since(known), self._engine.timing
+        gaps = list(known.gaps) if known is not None else []
+        if self._is_unconfirmed(request):  # a gap of which only the beginning is known
+            asked_at = now - timedelta(seconds=request.unconfirmed_seconds)
+            known_since = known.unconfirmed_since if known is not None else None
+            unconfirmed_since = known_since or min(asked_at, since or asked_at)
+            return replace(
+                new, away_since=None, gaps=tuple(gaps), unconfirmed_since=unconfirmed_since
+            )
+        if since is not None and now - since >= timing.gap_min_preempt:
+            gaps.append(Gap(since, now))
+        kept = keep_recent(gaps, now, timing)
+        return replace(new, away_since=None, gaps=kept, unconfirmed_since=None)

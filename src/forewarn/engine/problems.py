@@ -1,0 +1,114 @@
+"""What is wrong with hosts and VMs, and what an impact waits for: in words, for people.
+
+Nothing is decided here: the API, the command line and the console show it.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from forewarn.core.event import Impact, ImpactState
+from forewarn.core.fleet import Scope, Vm
+from forewarn.engine.duplicates import DuplicateVms
+from forewarn.engine.engine import Engine
+from forewarn.engine.managed_hosts import ManagedHosts
+from forewarn.engine.unserved import UnservedVms
+
+
+class ProblemCode(StrEnum):
+    UNREACHABLE = "unreachable"
+    """Nothing can be done to the VMs of the host at present."""
+    NOT_ACCEPTED = "not-accepted"
+    """A VM of the host does not fit into the fleet."""
+    HOST_UNREACHABLE = "host-unreachable"
+    """The host of the VM is unreachable: its power is as it was reported last."""
+    DUPLICATE = "duplicate"
+    """Two hosts run the VM at the same time: both copies write to its disk."""
+    UNSERVED = "unserved"
+    """The VM asks for its document and does not get it."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """What is wrong: a code for machines, and a message for people."""
+
+    code: ProblemCode
+    message: str
+
+
+class Problems:
+    def __init__(
+        self,
+        engine: Engine,
+        managed: ManagedHosts,
+        unserved: UnservedVms,
+        duplicates: DuplicateVms,
+    ) -> None:
+        self._engine = engine
+        self._duplicates = duplicates
+        self._managed = managed
+        self._unserved = unserved
+
+    def of_host(self, host: str) -> tuple[Problem, ...]:
+        """Without those of its VMs."""
+        record, reason = self._managed.find(host), self._managed.reason(host)
+        problems = [Problem(ProblemCode.UNREACHABLE, reason)] if reason else []
+        for text in record.not_accepted if record else ():
+            problems.append(Problem(ProblemCode.NOT_ACCEPTED, text))
+        return tuple(problems)
+
+    def of_vm(self, scope: Scope, vm: Vm) -> Iterator[Problem]:
+        hosts = self._duplicates.hosts_of(vm.id)
+        if hosts:
+            message = f"it runs on {' and '.join(hosts)}: stop all but one"
+            yield Problem(ProblemCode.DUPLICATE, message)
+        reason = self._managed.reason(vm.host)
+        if reason:
+            message = f"its host {vm.host} is unreachable: {reason}"
+            yield Problem(ProblemCode.HOST_UNREACHABLE, message)
+        unserved = self._unserved.find(scope.name, vm.name)
+        if unserved is not None:
+            yield Problem(ProblemCode.UNSERVED, str(unserved))
+
+    def waits(self, scope: Scope, event_id: str) -> Iterator[tuple[Impact, str]]:
+        """The impacts of an event, each with what has to happen before it goes on.
+
+        That is empty if it runs, or is over.
+        """
+        impacts = [impact for impact in scope.impacts if impact.event_id == event_id]
+        if not impacts:
+            return
+        vms = {vm.name: vm for vm in scope.vms}
+        busy = {impact.vm for impact in scope.impacts if impact.is_held}
+        for impact in impacts:
+            yield impact, self._waits_for(vms.get(impact.vm), impact, busy)
+
+    def awaited_daemon(self, vm: Vm, *, moves: bool) -> str:
+        """The daemon that has to return before an impact on a VM can begin; empty if none has."""
+        return self._explain(self._managed.acting_host(vm, moves=moves))
+
+    def _explain(self, host: str) -> str:
+        reason = self._managed.reason(host)
+        return f"the daemon of {host}: {reason}" if reason else ""
+
+    def _waits_for(self, vm: Vm | None, impact: Impact, busy: set[str]) -> str:
+        if impact.state is ImpactState.BOOTING:
+            return f"the VM to poll, until {_format(impact.due_at)}"
+        if impact.is_over or impact.is_held or vm is None:
+            return ""
+        daemon = self._explain(self._managed.host_of(vm, impact))
+        if daemon:
+            return daemon
+        reason = self._duplicates.reason_to_wait(vm, impact)
+        if reason:
+            return f"other hosts: {reason}"
+        if vm.name in busy:
+            return "another impact on this VM"
+        if impact.due_at > self._engine.clock.now():
+            return f"its next try at {_format(impact.due_at)}"
+        return "a server to begin"
+
+
+def _format(time: datetime) -> str:
+    return f"{time:%Y-%m-%dT%H:%M:%SZ}"

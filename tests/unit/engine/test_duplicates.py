@@ -1,0 +1,595 @@
+"""VMs that two hosts run, and VMs that nothing may start because another host may run them."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from forewarn.core.fleet import Power
+from forewarn.engine.managed_hosts import HOST_KEY
+from forewarn.errors import Error, HostUnreachable
+from forewarn.platform.base import make_request
+from forewarn.store.base import Record, Write
+from forewarn.store.memory import MemoryStore
+from tests.unit.engine.hostd_world import SECOND, Daemon, Server, World, reported, run
+
+
+def root(world: World) -> dict[str, str]:
+    return {"authorization": f"Bearer fw_root_{world.secret}"}
+
+
+async def forget(world: World, host: str, query: str = "") -> Any:
+    url = f"/api/v1/hosts/{host}/daemon{query}"
+    response = await world.servers[0].client.delete(url, headers=root(world))
+    await world.settle()
+    return response
+
+
+async def two_copies(world: World) -> tuple[Daemon, Daemon]:
+    """Host A was dead, web-0 was started on B, and A has started it again."""
+    first = await world.daemon("host-a", reported("web-0"))
+    second = await world.daemon("host-b", reported("web-0"), server=1)
+    return first, second
+
+
+async def report_for(world: World, seconds: int, *daemons: Daemon, age: float = 0) -> list[bool]:
+    """Report the same VMs each second; whether servers want them again at the end."""
+    again = []
+    for _ in range(seconds):
+        await world.clock.advance(SECOND)
+        await world.settle()
+        again = [
+            not (await each.work(inventory={**each.inventory, "age_seconds": age}))["is_merged"]  # type: ignore[dict-item]
+            for each in daemons
+        ]
+        await world.settle()
+    return again
+
+
+def hosts_of(world: World, vm: str = "web-0") -> list[tuple[str, ...]]:
+    """As each server sees it."""
+    return [each.hosts.duplicates.hosts_of(each.vm(vm).id) for each in world.servers]
+
+
+def test_vm_that_two_hosts_run_is_a_duplicate_after_ten_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Both copies write to its disk. Forewarn is the only one that sees both."""
+
+    async def test(world: World) -> None:
+        both = await two_copies(world)
+        assert await report_for(world, 10, *both) == [True, True], "until it is settled"
+        assert hosts_of(world) == [(), ()]
+        assert await report_for(world, 2, *both) == [False, False]
+        assert hosts_of(world) == [("host-a", "host-b")] * 2
+        assert [each.hosts.duplicates.count() for each in world.servers] == [1, 1]
+        await report_for(world, 30, *both)
+        entries = await world.history("updated")
+        assert [(e.vm, e.scope, e.detail) for e in entries if e.vm] == [
+            ("web-0", "web-0", "runs on host-a and host-b")
+        ]
+
+        await both[0].report(reported("web-0", power="stopped"))
+        assert hosts_of(world) == [(), ()]
+        assert world.servers[0].vm("web-0").host == "host-b"
+        last = [e.detail for e in await world.history("updated") if e.vm][-1]
+        assert last == "no longer runs on host-a and host-b"
+
+    run(test)
+    logged = [(each.levelname, each.message) for each in caplog.records]
+    assert ("ERROR", "VM runs on two hosts") in logged
+
+
+def test_reports_from_before_do_not_confirm_a_duplicate() -> None:
+    """The VM may have been stopped there since they were taken."""
+
+    async def test(world: World) -> None:
+        both = await two_copies(world)
+        await report_for(world, 30, *both, age=60)
+        assert hosts_of(world) == [(), ()]
+
+    run(test)
+
+
+def test_host_that_is_not_connected_confirms_no_duplicate() -> None:
+    """Its last report says what was true before: the VM was started elsewhere since."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        await world.pass_time(16 * SECOND)
+        second = await world.daemon("host-b", reported("web-0"))
+        assert await report_for(world, 2, second) == [False], "no more reports are wanted"
+        await report_for(world, 20, second)
+        assert hosts_of(world) == [(), ()]
+
+    run(test)
+
+
+def test_duplicate_stays_one_while_one_of_its_hosts_is_unreachable() -> None:
+    """It may only be cut off, and its copy writes on. It reports, or an operator forgets it."""
+
+    async def test(world: World) -> None:
+        first, second = await two_copies(world)
+        await report_for(world, 12, first, second)
+        await report_for(world, 40, first)
+        assert world.servers[0].is_unreachable("host-b")
+        assert hosts_of(world) == [("host-a", "host-b")] * 2
+        await second.report(reported("web-0", power="stopped"))
+        assert hosts_of(world) == [(), ()]
+
+    run(test)
+
+
+def test_fenced_host_runs_no_duplicate() -> None:
+    async def test(world: World) -> None:
+        first, second = await two_copies(world)
+        await report_for(world, 12, first, second)
+        await report_for(world, 40, first)
+        assert (await forget(world, "host-b", "?fenced=true")).status_code == 200
+        assert hosts_of(world) == [(), ()]
+        assert world.servers[0].vm("web-0").host == "host-a"
+
+    run(test)
+
+
+def test_vm_that_moves_is_no_duplicate() -> None:
+    async def test(world: World) -> None:
+        source = await world.daemon("host-a", reported("web-0"))
+        target = await world.daemon("host-b", server=1)
+        await world.servers[0].operations.redeploy("web-0", by="ann")
+        await world.settle()
+        impact = await source.take()
+        await target.report(reported("web-0"))
+        await report_for(world, 30, source, target)
+        assert hosts_of(world) == [(), ()]
+        await source.report()
+        assert await source.finish(impact, host="host-b")
+        await report_for(world, 15, target)
+        assert hosts_of(world) == [(), ()]
+
+    run(test)
+
+
+def test_no_impact_acts_on_a_duplicate() -> None:
+    """It waits until only one host reports the VM as running."""
+
+    async def test(world: World) -> None:
+        first, second = await two_copies(world)
+        await report_for(world, 12, first, second)
+        await world.restart("web-0")
+        for each in (first, second):
+            assert (await each.work())["impacts"] == []
+        server = world.servers[0]
+        scope = server.scope("web-0")
+        ((_, reason),) = server.hosts.problems.waits(scope, scope.impacts[0].event_id)
+        assert reason == "other hosts: it runs on host-a and host-b: stop all but one"
+
+        await second.report(reported("web-0", power="stopped"))
+        await world.settle()
+        assert len((await first.work())["impacts"]) == 1
+
+    run(test)
+
+
+def test_impact_whose_vm_became_a_duplicate_after_its_claim_is_not_handed_out() -> None:
+    """Another server may have confirmed it between the claim and the call."""
+
+    async def test(world: World) -> None:
+        first, second = await two_copies(world)
+        await report_for(world, 12, first, second)
+        await world.restart("web-0")
+        server = world.servers[0]
+        scope = server.scope("web-0")
+        request = make_request(scope, scope.impacts[0], 1.0)
+        assert request is not None
+        with pytest.raises(HostUnreachable, match="web-0 runs on two hosts"):
+            await server.hosts.run_impact(request)
+
+    run(test)
+
+
+def test_duplicate_is_a_problem_of_the_vm_on_every_server() -> None:
+    async def test(world: World) -> None:
+        both = await two_copies(world)
+        await report_for(world, 12, *both)
+        for server in world.servers:
+            response = await server.client.get("/api/v1/vms/web-0", headers=root(world))
+            assert response.json()["problems"] == [
+                {
+                    "code": "duplicate",
+                    "message": "it runs on host-a and host-b: stop all but one",
+                }
+            ]
+        await both[1].report(reported("web-0", power="stopped"))
+        response = await world.servers[0].client.get("/api/v1/vms/web-0", headers=root(world))
+        assert response.json()["problems"] == []
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_known_there", [False, True], ids=["new", "taken while away"])
+def test_claim_to_a_vm_of_another_scope_makes_no_duplicate(*, is_known_there: bool) -> None:
+    """Otherwise any host could stop all impacts on a VM that its token is not for."""
+
+    async def test(world: World) -> None:
+        await world.limit_token("host-b", "lab")
+        owner = await world.daemon("host-a", reported("web-0"))
+        thief = await world.daemon("host-b")
+        if is_known_there:
+            await world.pass_time(20 * SECOND, thief)
+            await thief.report(reported("web-0"))
+            assert world.servers[0].vm("web-0").host == "host-b"
+        await owner.report(reported("web-0"))
+        await thief.report(reported("web-0"))
+        assert await report_for(world, 30, owner, thief) == [False, False], "nothing is in doubt"
+        assert hosts_of(world) == [(), ()]
+        assert world.servers[0].vm("web-0").host == "host-a"
+        await world.restart("web-0")
+        assert (await thief.work())["impacts"] == []
+        assert len((await owner.work())["impacts"]) == 1
+
+    run(test)
+
+
+# --- what may be started
+
+
+def test_vm_is_not_started_while_a_host_that_may_run_it_is_away() -> None:
+    """host-b was away when web-0 was still running: somebody may have moved it there since."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b")
+        await world.pass_time(20 * SECOND, first)
+        await first.report(reported("web-0", power="stopped"))
+        await world.restart("web-0")
+        assert (await first.work())["impacts"] == []
+        server = world.servers[0]
+        (impact,) = server.scope("web-0").impacts
+        reason = server.hosts.duplicates.reason_to_wait(server.vm("web-0"), impact)
+        assert reason == (
+            "it may run on host-b, which is unreachable:"
+            " its daemon has been away since 2030-01-31T12:00:15Z"
+        )
+        await second.report()
+        assert (await first.take())["may_run_on"] == []
+
+    run(test)
+
+
+async def come_back_without_a_report(world: World, daemon: Daemon) -> None:
+    assert not (await daemon.work())["is_merged"], "it is asked for one"
+    assert not world.servers[0].is_unreachable("host-b")
+
+
+async def come_back_with_a_problem(world: World, daemon: Daemon) -> None:
+    await daemon.work(problem="libvirt does not answer")
+    assert world.servers[0].is_unreachable("host-b")
+
+
+async def come_back_and_go(world: World, daemon: Daemon) -> None:
+    await daemon.work(problem="libvirt does not answer")
+    await world.pass_time(16 * SECOND)
+
+
+async def come_back_after_a_problem(world: World, daemon: Daemon) -> None:
+    await daemon.work(problem="libvirt does not answer")
+    await world.pass_time(SECOND)
+    await daemon.work()
+
+
+async def come_back_to_another_server(world: World, daemon: Daemon) -> None:
+    daemon.server = world.servers[1]
+    await daemon.work()
+    daemon.server = world.servers[0]
+    await daemon.work()
+
+
+async def come_back_with_an_old_list(world: World, daemon: Daemon) -> None:
+    inventory = {"memory_bytes": 1, "vms": [], "age_seconds": 60}
+    assert not (await daemon.work(inventory=inventory))["is_merged"]
+
+
+@pytest.mark.parametrize(
+    "come_back",
+    [
+        come_back_without_a_report,
+        come_back_with_a_problem,
+        come_back_and_go,
+        come_back_after_a_problem,
+        come_back_to_another_server,
+        come_back_with_an_old_list,
+    ],
+)
+def test_vm_is_not_started_before_a_host_that_was_away_has_reported(
+    come_back: Callable[[World, Daemon], Awaitable[None]],
+) -> None:
+    """It may run the VM, and only a report of its VMs says that it does not."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b")
+        await world.pass_time(20 * SECOND, first)
+        await first.report(reported("web-0", power="stopped"))
+        await world.restart("web-0")
+        assert (await first.work())["impacts"] == []
+        await world.pass_time(SECOND, first)
+        await come_back(world, second)
+        await world.settle()
+        await first.work()
+        await world.settle()
+        assert (await first.work())["impacts"] == []
+        await second.report()
+        assert (await first.take())["may_run_on"] == []
+
+    run(test)
+
+
+def test_vm_is_not_started_while_a_host_that_may_run_it_has_lost_its_server() -> None:
+    """Nothing is written when a server is lost: the record says only which one had contact."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b", server=1)
+        await world.expire(world.servers[1])
+        await first.report(reported("web-0", power="stopped"))
+        await world.restart("web-0")
+        await first.work()
+        await world.settle()
+        assert (await first.work())["impacts"] == []
+        second.server = world.servers[0]
+        await second.report()
+        assert (await first.take())["may_run_on"] == []
+
+    run(test)
+
+
+def test_impact_says_that_it_waits_for_the_report_of_a_host_that_is_back() -> None:
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b")
+        await world.pass_time(20 * SECOND, first)
+        await first.report(reported("web-0", power="stopped"))
+        await world.restart("web-0")
+        await second.work()
+        await world.settle()
+        server = world.servers[0]
+        scope = server.scope("web-0")
+        ((_, reason),) = server.hosts.problems.waits(scope, scope.impacts[0].event_id)
+        assert reason == (
+            "other hosts: it may run on host-b, which is back and has not reported its VMs yet"
+        )
+
+    run(test)
+
+
+def test_vm_that_is_held_is_looked_at_again_only_when_its_other_host_changes() -> None:
+    """Otherwise each change of any host would cost as much as all VMs that wait."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b")
+        await world.pass_time(20 * SECOND, first)
+        await first.report(reported("web-0", power="stopped"))
+        await world.restart("web-0")
+        looked_at = set[str]()
+        world.servers[0].hosts.on_change = looked_at.update
+        third = await world.daemon("host-c", reported("db-0"))
+        await third.report(reported("db-0", power="stopped"))
+        assert looked_at == {"db-0"}
+        await second.work()
+        assert looked_at == {"db-0", "web-0"}
+
+    run(test)
+
+
+def test_vm_is_not_started_while_a_host_that_has_it_is_away() -> None:
+    """It was off on both when that host was in contact. Somebody may have started it there."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0", power="stopped"))
+        second = await world.daemon("host-b", reported("web-0", power="stopped"))
+        await world.pass_time(20 * SECOND, first)
+        await world.restart("web-0")
+        assert (await first.work())["impacts"] == []
+        await second.report(reported("web-0", power="stopped"))
+        assert (await first.take())["may_run_on"] == ["host-b"]
+
+    run(test)
+
+
+def test_vm_is_started_although_a_host_went_away_after_it_was_stopped() -> None:
+    """That host was in contact when the VM was off, and did not have it."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b")
+        await world.pass_time(SECOND, first)
+        await first.report(reported("web-0", power="stopped"))
+        await world.pass_time(2 * SECOND, first, second)
+        await world.pass_time(20 * SECOND, first)
+        assert world.servers[0].is_unreachable("host-b")
+        await world.restart("web-0")
+        assert (await first.take())["may_run_on"] == []
+
+    run(test)
+
+
+def test_running_vm_waits_for_no_other_host() -> None:
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        await world.daemon("host-b")
+        await world.pass_time(20 * SECOND, first)
+        await world.restart("web-0")
+        assert (await first.take())["may_run_on"] == []
+
+    run(test)
+
+
+def test_fenced_host_may_run_nothing() -> None:
+    """An operator says so by forgetting it, and the VM is started."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        await world.daemon("host-b", reported("db-0"))
+        await world.pass_time(20 * SECOND, first)
+        await first.report(reported("web-0", power="stopped"))
+        await world.restart("web-0")
+        assert (await first.work())["impacts"] == []
+        assert (await forget(world, "host-b", "?fenced=true")).status_code == 200
+        assert len((await first.work())["impacts"]) == 1
+        assert world.servers[1].vm("db-0").power == "stopped"
+
+    run(test)
+
+
+def test_copy_that_is_off_takes_no_vm_from_a_host_that_may_run_it() -> None:
+    """An old definition stays behind when a VM is moved by hand. It would be started there."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        copy = reported("web-0", power="stopped")
+        second = await world.daemon("host-b", copy)
+        await world.pass_time(20 * SECOND, second)
+        await second.report(copy)
+        assert world.servers[0].vm("web-0").host == "host-a"
+        response = await forget(world, "host-a", "?still_running=true")
+        assert response.status_code == 200
+        await second.report(copy)
+        vm = world.servers[0].vm("web-0")
+        assert (vm.host, vm.power) == ("host-a", "unknown")
+        await world.servers[0].operations.restart("web-0", by="ann")
+        await world.pass_time(SECOND, second)
+        assert (await second.work())["impacts"] == []
+        await second.report(reported("web-0"))
+        vm = world.servers[0].vm("web-0")
+        assert (vm.host, vm.power) == ("host-b", "running"), "it is there if it runs there"
+
+    run(test)
+
+
+def test_vm_that_its_host_no_longer_has_belongs_to_the_host_with_its_copy() -> None:
+    """A VM that was off was moved by hand."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0", power="stopped"))
+        await world.daemon("host-b", reported("web-0", power="stopped"))
+        await first.report()
+        assert world.servers[0].vm("web-0").host == "host-b"
+
+    run(test)
+
+
+def test_host_with_vms_is_forgotten_only_if_the_operator_says_what_they_do() -> None:
+    """Retiring a daemon from a live host, and a host that is switched off, differ in that."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"), reported("web-1", power="stopped"))
+        await world.daemon("host-b")
+        await world.pass_time(20 * SECOND)
+        response = await forget(world, "host-a")
+        assert (response.status_code, response.json()["error"]) == (409, "refused")
+        assert response.json()["message"] == (
+            "host-a has 2 VMs, such as web-0, and nothing else may start them while they may run"
+            " there; expected `fenced`, if they are off and stay off, or `still_running`, if only"
+            " the daemon goes"
+        )
+        response = await forget(world, "host-a", "?fenced=true&still_running=true")
+        assert response.status_code == 400
+        assert world.servers[0].vm("web-0").power == "running"
+        assert (await forget(world, "host-b")).status_code == 200, "it has none"
+        assert (await forget(world, "host-a", "?still_running=true")).status_code == 200
+        assert {world.servers[1].vm(vm).power for vm in ("web-0", "web-1")} == {"unknown"}
+
+    run(test)
+
+
+class LateStore(MemoryStore):
+    """The store of another server, where something happens just before a host is read again."""
+
+    def __init__(self, store: MemoryStore, happen: Callable[[], Awaitable[object]]) -> None:
+        self.__dict__ = store.__dict__
+        self._happen = happen
+
+    async def get(self, key: str) -> Record:
+        if key == HOST_KEY.format("host-a"):
+            await self._happen()
+        return await super().get(key)
+
+
+@pytest.mark.parametrize(
+    ("vms", "problem"),
+    [(None, "host-a has 1 VMs"), (Power.STOPPED, "host-a or its VM web-0 has just changed")],
+)
+def test_host_whose_daemon_goes_meanwhile_is_not_forgotten_without_a_statement(
+    vms: Power | None, problem: str
+) -> None:
+    """The first look at its record finds contact, and the next one does not."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        store = LateStore(world.store, lambda: daemon.work(is_leaving=True))
+        late = Server(store, world.clock, "server-3")
+        await late.engine.load()
+        with pytest.raises(Error, match=problem):
+            await late.hosts.managed.forget("host-a", by="ann", vms=vms)
+        await world.settle()
+        assert world.servers[0].is_unreachable("host-a")
+        assert world.servers[0].vm("web-0").power == "running"
+
+    run(test)
+
+
+class LateCommits(MemoryStore):
+    """The store of another server, where something happens once, just before a scope is written."""
+
+    def __init__(self, store: MemoryStore, happen: Callable[[], Awaitable[object]]) -> None:
+        self.__dict__ = store.__dict__
+        self._events = [happen]
+
+    async def commit(
+        self, writes: Sequence[Write], checks: Any = (), entries: bytes | None = None
+    ) -> int:
+        if any(write.key.startswith("scope/") for write in writes) and self._events:
+            await self._events.pop()()
+        return await super().commit(writes, checks, entries)
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_host_whose_daemon_returns_meanwhile_keeps_its_impacts_and_power(
+    is_restarted: bool,
+) -> None:
+    """What is written about its VMs is true only while the daemon is away."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.pass_time(20 * SECOND)
+        if is_restarted:
+            await world.restart("web-0")
+        late = Server(LateCommits(world.store, daemon.work), world.clock, "server-3")
+        await late.engine.load()
+        with pytest.raises(Error, match="the daemon of host-a is connected; stop it first"):
+            await late.hosts.managed.forget(
+                "host-a", by="ann", vms=Power.STOPPED, fail_impacts=True
+            )
+        await world.settle()
+        assert world.servers[0].vm("web-0").power == "running"
+        assert await world.history("impact-failed") == []
+        assert len((await daemon.work())["impacts"]) == is_restarted
+
+    run(test)
+
+
+def test_vm_of_unknown_power_gets_notice() -> None:
+    """It may run: an operation without notice could hit it."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        await world.poll("web-0")
+        await world.pass_time(timedelta(seconds=20))
+        await forget(world, "host-a", "?still_running=true")
+        placed = await world.servers[0].operations.restart("web-0", by="ann")
+        assert placed is not None
+
+    run(test)

@@ -1,0 +1,593 @@
+"""A guest reads through the daemon of its host: while that is away, no notice passes for it."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from forewarn.core.event import Event, EventType
+from forewarn.core.fleet import Scope
+from forewarn.engine.lease import TTL_SECONDS
+from forewarn.engine.managed_hosts import HOST_KEY
+from forewarn.store.base import Write
+from tests.unit.engine.hostd_world import NOON, Daemon, Server, World, reported
+from tests.unit.engine.hostd_world import run as run_world
+
+MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
+TTL = timedelta(seconds=TTL_SECONDS)
+REBOOT = EventType.REBOOT
+
+
+def run(test: Callable[[World], Awaitable[None]]) -> None:
+    run_world(test, is_confirming=True)
+
+
+def web(name: str, domain: int) -> dict[str, Any]:
+    return reported(name, scope="web", kind="availability-set", update_domain=domain)
+
+
+def shown(world: World, name: str, server: int = 0) -> Scope:
+    return world.servers[server].board.vms[name].scope
+
+
+def event_of(world: World, name: str, server: int = 0) -> Event:
+    (event,) = shown(world, name, server).events
+    return event
+
+
+async def polled(world: World, *names: str) -> None:
+    """These VMs poll, each in its own scope."""
+    await world.poll(*names)
+    await world.settle()
+
+
+async def announce(world: World, name: str = "a") -> Daemon:
+    """The daemon of host-a, which has a VM that polls, and a restart of it at noon + 15 min."""
+    daemon = await world.daemon("host-a", reported(name))
+    await polled(world, name)
+    assert await world.servers[0].operations.restart(name, by="ann")
+    await world.settle()
+    return daemon
+
+
+def test_host_that_was_cut_off_until_after_not_before_gets_its_notice() -> None:
+    """The guest could not read the event: it must not be rebooted a second after the return."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(5 * MINUTE, daemon)
+        await world.pass_time(20 * MINUTE)
+        event = event_of(world, "a")
+        assert event.status == "Scheduled"
+        assert event.unreadable_since is not None
+        assert abs(event.unreadable_since - (NOON + 5 * MINUTE)) <= SECOND
+        await daemon.work()
+        await world.settle()
+        event = event_of(world, "a")
+        assert event.unreadable_since is None
+        assert 35 * MINUTE <= event.not_before - NOON <= 35 * MINUTE + 2 * SECOND
+        await world.pass_time(9 * MINUTE, daemon)
+        assert event_of(world, "a").status == "Scheduled"
+        await world.pass_time(MINUTE + 3 * SECOND, daemon)
+        assert event_of(world, "a").status == "Started"
+
+    run(test)
+
+
+def test_guest_sees_the_new_not_before_as_soon_as_its_host_is_back() -> None:
+    """Long before the old one, so that it can plan with it."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(2 * MINUTE)
+        await daemon.work()
+        await world.settle()
+        left = event_of(world, "a").not_before - NOON
+        assert 17 * MINUTE <= left <= 17 * MINUTE + 2 * SECOND
+        (entry,) = await world.history("extended")
+        assert entry.detail.endswith("it could not be read for 2m")
+
+    run(test)
+
+
+def test_daemon_that_restarts_changes_no_document() -> None:
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(MINUTE, daemon)
+        before = shown(world, "a")
+        await daemon.work(is_leaving=True)
+        await world.pass_time(5 * SECOND)
+        again = await world.daemon("host-a", reported("a"), session="s2")
+        await world.pass_time(MINUTE, again)
+        assert shown(world, "a") == before
+
+    run(test)
+
+
+def test_daemon_that_continues_at_another_server_was_not_away() -> None:
+    """Its server died; a few seconds later it asks another one."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(MINUTE, daemon)
+        before = shown(world, "a", server=1)
+        await world.expire(world.servers[0])
+        await world.pass_time(4 * SECOND)
+        daemon.server = world.servers[1]
+        await world.pass_time(MINUTE, daemon)
+        assert shown(world, "a", server=1) == before
+
+    run(test)
+
+
+async def announce_preempt(world: World) -> Daemon:
+    """The daemon of host-a, which has a VM that polls, and its eviction at noon + 30 s."""
+    daemon = await world.daemon("host-a", reported("a"))
+    await polled(world, "a")
+    assert await world.servers[0].operations.evict("a", by="ann")
+    await world.settle()
+    return daemon
+
+
+def test_preempt_does_not_start_before_it_is_known_that_its_vm_could_read_it() -> None:
+    """Its server has not noticed yet that the daemon is silent, and the other one knows nothing."""
+
+    async def test(world: World) -> None:
+        daemon = await announce_preempt(world)
+        await world.pass_time(20 * SECOND, daemon)
+        await world.pass_time(14 * SECOND)
+        assert event_of(world, "a").status == "Scheduled"
+        daemon.unconfirmed_since = NOON + 20 * SECOND
+        await world.pass_time(SECOND, daemon)
+        daemon.unconfirmed_since = None
+        await world.pass_time(SECOND, daemon)
+        event = event_of(world, "a")
+        assert 44 * SECOND <= event.not_before - NOON <= 46 * SECOND
+        await world.pass_time(7 * SECOND, daemon)
+        assert event_of(world, "a").status == "Scheduled"
+        await world.pass_time(4 * SECOND, daemon)
+        assert event_of(world, "a").status == "Started"
+
+    run(test)
+
+
+def test_first_request_after_a_silence_does_not_start_a_preempt() -> None:
+    """Its daemon can say only with the next one for how long it had no answer."""
+
+    async def test(world: World) -> None:
+        daemon = await announce_preempt(world)
+        await world.pass_time(20 * SECOND, daemon)
+        await world.pass_time(13 * SECOND)
+        await daemon.work()
+        await world.pass_time(SECOND)
+        assert event_of(world, "a").status == "Scheduled"
+        daemon.unconfirmed_since = NOON + 20 * SECOND
+        await world.pass_time(SECOND, daemon)
+        daemon.unconfirmed_since = None
+        await world.pass_time(SECOND, daemon)
+        assert 44 * SECOND <= event_of(world, "a").not_before - NOON <= 46 * SECOND
+
+    run(test)
+
+
+def test_first_request_at_another_server_does_not_start_a_preempt() -> None:
+    """The daemon lost its server before any other one noticed that."""
+
+    async def test(world: World) -> None:
+        daemon = await announce_preempt(world)
+        await world.pass_time(20 * SECOND, daemon)
+        await world.pass_time(13 * SECOND)
+        daemon.server = world.servers[1]
+        await daemon.work()
+        await world.pass_time(SECOND)
+        assert event_of(world, "a", server=1).status == "Scheduled"
+
+    run(test)
+
+
+def test_preempt_starts_although_its_daemon_sends_requests_rarely() -> None:
+    """A busy server holds them for longer than a gap that counts."""
+
+    async def test(world: World) -> None:
+        daemon = await announce_preempt(world)
+        for _ in range(14):
+            await world.pass_time(4 * SECOND)
+            await daemon.work()
+        assert event_of(world, "a").status == "Started"
+
+    run(test)
+
+
+def test_preempts_of_one_scope_start_in_time_with_daemons_at_different_servers() -> None:
+    """Each server knows one of the hosts, and starts what it can tell."""
+
+    async def test(world: World) -> None:
+        daemons = [
+            await world.daemon("host-a", web("a", 0), server=0),
+            await world.daemon("host-b", web("b", 0), server=1),
+        ]
+        await polled(world, "web")
+        now = world.clock.now().timestamp()
+        for server in world.servers:
+            server.board.polled.update({"a": now, "b": now})
+        for name in ("a", "b"):
+            assert await world.servers[0].operations.evict(name, by="ann")
+        await world.pass_time(29 * SECOND, *daemons)
+        assert {event.status for event in shown(world, "a").events} == {"Scheduled"}
+        await world.pass_time(3 * SECOND, *daemons)
+        assert {event.status for event in shown(world, "a").events} == {"Started"}
+
+    run(test)
+
+
+def test_preempt_starts_in_time_while_its_daemon_is_in_contact() -> None:
+    async def test(world: World) -> None:
+        daemon = await announce_preempt(world)
+        await world.pass_time(29 * SECOND, daemon)
+        assert event_of(world, "a").status == "Scheduled"
+        await world.pass_time(2 * SECOND, daemon)
+        assert event_of(world, "a").status == "Started"
+
+    run(test)
+
+
+def test_preempt_whose_server_dies_right_before_is_started_by_another_one() -> None:
+    """That one knows nothing of the host until its daemon continues there."""
+
+    async def test(world: World) -> None:
+        daemon = await announce_preempt(world)
+        await world.pass_time(28 * SECOND, daemon)
+        await world.expire(world.servers[0])
+        daemon.server = world.servers[1]
+        await world.pass_time(4 * SECOND, daemon)
+        assert event_of(world, "a", server=1).status == "Started"
+
+    run(test)
+
+
+def test_request_of_a_host_with_a_scheduled_preempt_is_held_for_a_short_time() -> None:
+    """Each request shows that its guests can read."""
+
+    async def test(world: World) -> None:
+        daemon = await announce_preempt(world)
+        held = asyncio.create_task(daemon.work(wait=True))
+        await world.settle()
+        await world.clock.advance(2 * SECOND)
+        await world.settle()
+        assert held.done()
+        await held
+
+    run(test)
+
+
+def test_host_that_was_lost_with_its_server_is_away_since_then() -> None:
+    """No server saw its daemon go silent: the lease of its server ended."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(MINUTE, daemon)
+        await world.expire(world.servers[0])
+        await world.pass_time(10 * MINUTE)
+        daemon.server = world.servers[1]
+        await daemon.work()
+        await world.settle()
+        (gap,) = world.servers[1].hosts.contacts.gaps_of("host-a")
+        assert gap == (NOON + MINUTE - TTL, NOON + 11 * MINUTE)
+        assert event_of(world, "a", server=1).not_before == NOON + 25 * MINUTE + TTL
+
+    run(test)
+
+
+async def join(world: World) -> Server:
+    """Another server, which starts now."""
+    server = Server(world.store, world.clock, "server-3", is_confirming=True)
+    world.servers.append(server)
+    await server.start()
+    await world.settle()
+    return server
+
+
+def test_server_that_started_later_knows_since_when_a_host_is_away() -> None:
+    """Another server was there when the host was lost with its server."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(2 * MINUTE, daemon)
+        await world.expire(world.servers[0])
+        await world.pass_time(10 * MINUTE)
+        daemon.server = await join(world)
+        await world.pass_time(3 * SECOND)
+        await daemon.work()
+        await world.settle()
+        (gap,) = daemon.server.hosts.contacts.gaps_of("host-a")
+        assert gap == (NOON + 2 * MINUTE - TTL, NOON + 12 * MINUTE + 3 * SECOND)
+        await world.pass_time(SECOND, daemon)
+        for server in (1, 2):
+            event = event_of(world, "a", server)
+            assert event.not_before == NOON + 25 * MINUTE + 3 * SECOND + TTL
+
+    run(test)
+
+
+def test_loss_of_a_server_is_written_once_for_each_of_its_hosts_and_only_if_it_lasts() -> None:
+    async def test(world: World) -> None:
+        await join(world)
+        daemon = await announce(world)
+        other = await world.daemon("host-b", reported("b"))
+        await world.pass_time(MINUTE, daemon, other)
+        written = list[tuple[str, datetime | None]]()
+        world.servers[1].engine.on_change(
+            "hostd", lambda before, after: written.append((after.host, after.away_since))
+        )
+        await world.expire(world.servers[0])
+        await world.pass_time(4 * SECOND)
+        other.server = world.servers[1]
+        await world.pass_time(10 * SECOND, other)
+        assert set(written) == {("host-b", None)}
+        await world.pass_time(MINUTE, other)
+        away = [each for each in written if each != ("host-b", None)]
+        assert away == [("host-a", NOON + MINUTE - TTL)]
+
+    run(test)
+
+
+def test_host_that_was_lost_when_no_server_was_left_is_away_since_its_server_was_alive() -> None:
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.expire(world.servers[1])
+        await world.pass_time(2 * MINUTE, daemon)
+        await world.expire(world.servers[0])
+        await world.pass_time(20 * SECOND)
+        daemon.server = await join(world)
+        await world.pass_time(10 * MINUTE)
+        await daemon.work()
+        await world.settle()
+        ((since, until),) = daemon.server.hosts.contacts.gaps_of("host-a")
+        assert NOON + 2 * MINUTE - 10 * SECOND <= since <= NOON + 2 * MINUTE
+        assert until == NOON + 12 * MINUTE + 20 * SECOND
+
+    run(test)
+
+
+def test_host_that_was_lost_before_a_server_died_too_is_away_since_then() -> None:
+    """The other server died before it wrote when that was: the earliest time counts."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(2 * MINUTE, daemon)
+        await world.expire(world.servers[0])
+        await world.pass_time(12 * SECOND)
+        await world.expire(world.servers[1])
+        daemon.server = await join(world)
+        await world.pass_time(10 * SECOND)
+        await daemon.work()
+        await world.settle()
+        ((since, _),) = daemon.server.hosts.contacts.gaps_of("host-a")
+        assert NOON + MINUTE <= since <= NOON + 2 * MINUTE - TTL
+
+    run(test)
+
+
+def test_restart_of_the_only_server_changes_no_document() -> None:
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.expire(world.servers[1])
+        await world.pass_time(2 * MINUTE, daemon)
+        before = shown(world, "a")
+        await world.expire(world.servers[0])
+        await world.pass_time(4 * SECOND)
+        daemon.server = await join(world)
+        await world.pass_time(MINUTE, daemon)
+        assert shown(world, "a", server=2) == before
+
+    run(test)
+
+
+def test_server_that_was_cut_off_dates_what_was_lost_meanwhile_from_then() -> None:
+    """It sees that a lease has ended only when it reaches the store again."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(2 * MINUTE, daemon)
+        cut_off = Server(world.store, world.clock, "server-3")
+        await cut_off.engine.load()
+        cut_off.engine.stale_since = world.clock.now()
+        await world.pass_time(MINUTE, daemon)
+        await world.expire(world.servers[0])
+        await cut_off.engine.load()
+        assert cut_off.hosts.contacts.away_since("host-a") == NOON + 2 * MINUTE
+
+    run(test)
+
+
+def test_vm_that_never_polls_does_not_delay_its_event() -> None:
+    """Nobody would read it when the host is back, either."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("a"))
+        await world.servers[0].operations.maintain("host-a", type=REBOOT, by="ann")
+        await world.pass_time(MINUTE, daemon)
+        await world.pass_time(15 * MINUTE)
+        assert event_of(world, "a").status == "Started"
+
+    run(test)
+
+
+def test_host_that_is_away_does_not_stop_the_maintenance_of_others() -> None:
+    """An event that cannot be read holds no other update domain."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", web("a", 0))
+        second = await world.daemon("host-b", web("b", 1))
+        await world.poll("web")
+        now = world.clock.now().timestamp()
+        for server in world.servers:
+            server.board.polled.update({"a": now, "b": now})
+        for host in ("host-a", "host-b"):
+            await world.servers[0].operations.maintain(host, type=REBOOT, by="ann")
+        await world.pass_time(MINUTE, first, second)
+        await world.pass_time(15 * MINUTE, second)
+        started = {event.resources: event.status.value for event in shown(world, "a").events}
+        assert started == {("a",): "Scheduled", ("b",): "Started"}
+
+    run(test)
+
+
+def test_time_in_which_the_relay_got_no_answer_is_not_notice() -> None:
+    """The daemon is in contact with a control API, but its guests could read nothing."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(5 * MINUTE, daemon)
+        daemon.unconfirmed_since = world.clock.now()
+        await world.pass_time(20 * MINUTE, daemon)
+        for server in (0, 1):
+            event = event_of(world, "a", server)
+            assert event.status == "Scheduled"
+            assert event.unreadable_since is not None
+            assert abs(event.unreadable_since - (NOON + 5 * MINUTE)) <= SECOND
+        assert not world.servers[0].is_unreachable("host-a")
+
+        daemon.unconfirmed_since = None
+        await world.pass_time(SECOND, daemon)
+        event = event_of(world, "a")
+        assert event.unreadable_since is None
+        assert 35 * MINUTE - SECOND <= event.not_before - NOON <= 35 * MINUTE + 2 * SECOND
+        await world.pass_time(9 * MINUTE, daemon)
+        assert event_of(world, "a").status == "Scheduled"
+        await world.pass_time(MINUTE + 3 * SECOND, daemon)
+        assert event_of(world, "a").status == "Started"
+
+    run(test)
+
+
+def test_host_without_answers_is_written_only_when_that_begins_and_ends() -> None:
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        since = list[datetime | None]()
+        world.servers[0].engine.on_change(
+            "hostd", lambda before, after: since.append(after.unconfirmed_since)
+        )
+        daemon.unconfirmed_since = world.clock.now()
+        await world.pass_time(2 * SECOND, daemon)
+        assert since == []
+        await world.pass_time(40 * SECOND, daemon)
+        assert since == [NOON]
+        daemon.unconfirmed_since = None
+        await world.pass_time(10 * SECOND, daemon)
+        assert since == [NOON, None]
+        ((start, end),) = world.servers[1].hosts.contacts.gaps_of("host-a")
+        assert (start, end) == (NOON, NOON + 42 * SECOND)
+
+    run(test)
+
+
+def test_short_time_without_answers_changes_no_document() -> None:
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        before = shown(world, "a")
+        daemon.unconfirmed_since = world.clock.now()
+        await world.pass_time(10 * SECOND, daemon)
+        daemon.unconfirmed_since = None
+        await world.pass_time(MINUTE, daemon)
+        assert shown(world, "a") == before
+
+    run(test)
+
+
+def test_host_that_is_lost_while_it_gets_no_answers_has_one_gap() -> None:
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        daemon.unconfirmed_since = world.clock.now()
+        await world.pass_time(MINUTE, daemon)
+        await world.pass_time(MINUTE)  # its server notices that
+        daemon.unconfirmed_since = None
+        await world.pass_time(SECOND, daemon)
+        assert world.servers[0].hosts.contacts.gaps_of("host-a") == ((NOON, NOON + 2 * MINUTE),)
+        assert event_of(world, "a").not_before == NOON + 17 * MINUTE
+
+    run(test)
+
+
+def test_host_that_returns_and_gets_no_answers_has_still_the_same_gap() -> None:
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(MINUTE)
+        daemon.unconfirmed_since = world.clock.now() - 5 * SECOND
+        await world.pass_time(MINUTE, daemon)
+        assert world.servers[0].hosts.contacts.away_since("host-a") == NOON
+        daemon.unconfirmed_since = None
+        await world.pass_time(SECOND, daemon)
+        assert event_of(world, "a").not_before == NOON + 17 * MINUTE
+
+    run(test)
+
+
+def test_vm_that_cannot_poll_for_a_day_keeps_its_notice() -> None:
+    """It does not poll because its host is away: that does not make it a VM that never polls."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(16 * MINUTE)
+        for _ in range(27):
+            await world.clock.advance(60 * MINUTE)
+        await world.settle()
+        assert event_of(world, "a").status == "Scheduled"
+        await daemon.work()
+        await world.settle()
+        event = event_of(world, "a")
+        assert event.status == "Scheduled"
+        assert event.not_before - world.clock.now() >= 14 * MINUTE
+
+    run(test)
+
+
+def test_looking_for_gaps_reads_no_polls_while_no_host_was_away() -> None:
+    """It is done at every change of a scope, which may have 1,000 VMs and 100 events."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        server = world.servers[0]
+        readings = list[str]()
+        times = server.engine.last_polls.times
+
+        def count(scope: Scope) -> dict[str, int]:
+            readings.append(scope.name)
+            return times(scope)
+
+        vars(server.engine.last_polls)["times"] = count
+        await world.pass_time(MINUTE, daemon)
+        assert readings == []
+        await world.pass_time(MINUTE)
+        await daemon.work()
+        await world.settle()
+        assert readings
+
+    run(test)
+
+
+def test_damaged_record_of_a_host_does_not_stop_the_others() -> None:
+    """It can be decoded: a time without a zone compares with no other."""
+
+    async def test(world: World) -> None:
+        await announce(world)
+        await world.daemon("host-b", reported("b"))
+        await world.pass_time(10 * SECOND)
+        key = HOST_KEY.format("host-b")
+        record = await world.store.get(key)
+        assert record.value is not None
+        damaged = re.sub(rb'("since":"[^"]*)Z"', rb'\1"', record.value)
+        for server in world.servers:
+            await server.stop()
+        await world.store.commit([Write(key, damaged, record.revision)])
+        later = Server(world.store, world.clock, "server-9", is_confirming=True)
+        await later.start()
+        await world.pass_time(30 * SECOND)
+        assert not later.has_ended
+        lost = later.hosts.managed.find("host-a")
+        assert lost is not None
+        assert lost.away_since is not None
+        await later.stop()
+
+    run(test)

@@ -1,0 +1,280 @@
+"""What is wrong with a host, a VM or an impact is said with the reason, by every server."""
+
+from datetime import timedelta
+from typing import Any
+
+from forewarn.engine.inventory import NOT_ACCEPTED_LENGTH_MAX, NOT_ACCEPTED_MAX
+from tests.unit.engine.hostd_world import NOON, SECOND, World, reported, run
+
+AWAY = "its daemon has been away since 2030-01-31T12:00:15Z"
+
+
+async def get(world: World, path: str, server: int = 0) -> Any:
+    headers = {"authorization": f"Bearer fw_root_{world.secret}"}
+    response = await world.servers[server].client.get(f"/api/v1/{path}", headers=headers)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def lose(world: World) -> None:
+    """The only daemon sends nothing more."""
+    await world.pass_time(timedelta(seconds=20))
+
+
+def test_healthy_hosts_and_vms_have_no_problems() -> None:
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        assert (await get(world, "hosts/host-a"))["problems"] == []
+        assert (await get(world, "vms/web-0"))["problems"] == []
+
+    run(test)
+
+
+def test_unreachable_host_has_the_reason_and_so_have_its_vms() -> None:
+    """A VM of a dead host is shown as it was reported last: that must not look healthy."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        await lose(world)
+        for server in (0, 1):
+            (host,) = (await get(world, "hosts", server))["hosts"]
+            (vm,) = (await get(world, "vms", server))["vms"]
+
+            assert host["state"] == "unreachable"
+            assert host["problems"] == [{"code": "unreachable", "message": AWAY}]
+            assert vm["power"] == "running"
+            assert vm["problems"] == [
+                {
+                    "code": "host-unreachable",
+                    "message": f"its host host-a is unreachable: {AWAY}",
+                }
+            ]
+
+    run(test)
+
+
+def test_waiting_impact_names_the_daemon_that_it_waits_for() -> None:
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        await world.poll("web-0")
+        await lose(world)
+        first = world.servers[0]
+        placed = await first.operations.restart("web-0", by="ann")
+        assert placed is not None
+        event = placed[1].id
+        assert (await get(world, f"events/{event}"))["impacts"] == []
+        await first.operations.approve(event, by="ann")
+        await world.settle()
+
+        (impact,) = (await get(world, f"events/{event}", server=1))["impacts"]
+        assert impact["state"] == "waiting"
+        assert impact["waits_for"] == f"the daemon of host-a: {AWAY}"
+        (listed,) = (await get(world, "events"))["events"]
+        assert listed["impacts"] == [impact]
+
+    run(test)
+
+
+def test_operation_on_a_vm_says_that_it_waits_for_a_daemon_that_is_away() -> None:
+    """It is accepted, because the owner of the VM may wait; but not without a word."""
+
+    async def operate(world: World, vm: str, verb: str) -> Any:
+        headers = {"authorization": f"Bearer fw_root_{world.secret}"}
+        client = world.servers[1].client
+        response = await client.post(f"/api/v1/vms/{vm}/{verb}", headers=headers)
+        assert response.status_code == 202, response.text
+        return response.json()
+
+    async def test(world: World) -> None:
+        names = ("restart", "redeploy", "evict", "delete", "before")
+        await world.daemon("host-a", *map(reported, names))
+        await world.poll("before")
+        assert (await operate(world, "before", "restart"))["waits_for"] == ""
+
+        await lose(world)
+        for verb in ("restart", "redeploy", "evict", "delete"):
+            result = await operate(world, verb, verb)
+            assert result["waits_for"] == f"the daemon of host-a: {AWAY}"
+            assert (result["event"] is None) == (result["reason"] is not None)
+
+    run(test)
+
+
+def test_impact_that_runs_or_boots_says_so() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.poll("web-0")
+        placed = await world.servers[0].operations.restart("web-0", by="ann")
+        assert placed is not None
+        event = placed[1].id
+        await world.servers[0].operations.approve(event, by="ann")
+        impact = await daemon.take()
+        assert (await get(world, f"events/{event}"))["impacts"][0]["waits_for"] == ""
+
+        await daemon.finish(impact, problem="", detail="reset", host="", is_back=False)
+        (shown,) = (await get(world, f"events/{event}"))["impacts"]
+        assert shown["state"] == "booting"
+        assert shown["waits_for"] == "the VM to poll, until 2030-01-31T12:05:00Z"
+
+    run(test)
+
+
+def test_failed_try_waits_for_the_next_one() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.poll("web-0")
+        placed = await world.servers[0].operations.restart("web-0", by="ann")
+        assert placed is not None
+        event = placed[1].id
+        await world.servers[0].operations.approve(event, by="ann")
+        impact = await daemon.take()
+        await daemon.finish(impact, problem="no", detail="", host="", is_back=False)
+        (shown,) = (await get(world, f"events/{event}"))["impacts"]
+        assert shown["waits_for"].startswith("its next try at 2030-01-31T12:00:")
+
+    run(test)
+
+
+def test_vm_that_is_not_accepted_is_shown_with_its_host() -> None:
+    """Otherwise it is only in the log of that host, where nobody looks for it."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        other = await world.daemon(
+            "host-b", reported("web-0", id="0" * 8 + "-0000-4000-8000-000000000009")
+        )
+        for server in (0, 1):
+            (problem,) = (await get(world, "hosts/host-b", server))["problems"]
+            assert problem["code"] == "not-accepted"
+            assert "web-0" in problem["message"]
+        assert (await get(world, "hosts/host-b"))["state"] == "connected"
+
+        await other.report()
+        assert (await get(world, "hosts/host-b"))["problems"] == []
+
+    run(test)
+
+
+def test_same_report_again_writes_nothing() -> None:
+    """It is sent once a minute."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        bad = reported("web-1", id="nonsense")
+        daemon = await world.daemon("host-b", bad)
+        writes: list[Any] = []
+        world.servers[0].engine.on_change("hostd", lambda before, after: writes.append(after))
+        await daemon.report(bad)
+        assert writes == []
+
+    run(test)
+
+
+def test_record_keeps_a_limited_number_of_vms_that_are_not_accepted() -> None:
+    async def test(world: World) -> None:
+        vms = [reported(f"web-{number}", id="x" * 999) for number in range(NOT_ACCEPTED_MAX + 5)]
+        await world.daemon("host-a", *vms)
+        problems = (await get(world, "hosts/host-a"))["problems"]
+        assert len(problems) == NOT_ACCEPTED_MAX + 1
+        assert problems[-1]["message"] == "and 5 more VMs"
+        assert all(len(each["message"]) <= NOT_ACCEPTED_LENGTH_MAX for each in problems)
+
+    run(test)
+
+
+def test_unserved_vm_has_the_reason() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        unserved = world.servers[0].hosts.unserved
+        for number in range(70):
+            unserved.add_error("web-0", 400, "no header")
+            await world.pass_time(SECOND, daemon)
+            if number % 5 == 4:
+                await unserved.look()
+        await world.settle()
+        (problem,) = (await get(world, "vms/web-0", server=1))["problems"]
+        assert problem == {
+            "code": "unserved",
+            "message": f"has received only errors since {NOON:%Y-%m-%dT%H:%M:%SZ}:"
+            " status 400, no header",
+        }
+
+    run(test)
+
+
+def test_lists_of_vms_and_events_can_be_limited_to_a_host_or_a_scope() -> None:
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0", scope="web"), reported("db"))
+        await world.daemon("host-b", reported("web-1", scope="web"))
+        await world.poll("web", "db")
+        for name in ("web-1", "db"):
+            await world.servers[0].operations.restart(name, by="ann")
+
+        async def names(query: str) -> list[str]:
+            return [vm["name"] for vm in (await get(world, f"vms?{query}"))["vms"]]
+
+        async def events(query: str) -> list[list[str]]:
+            return [each["resources"] for each in (await get(world, f"events?{query}"))["events"]]
+
+        assert await names("host=host-a") == ["db", "web-0"]
+        assert await names("scope=web") == ["web-0", "web-1"]
+        assert await names("scope=web&host=host-a") == ["web-0"]
+        assert await names("host=host-a&names=db,web-1") == ["db"]
+        assert await events("host=host-a") == [["db"]]
+        assert await events("scope=web") == [["web-1"]]
+        assert await events("scope=db&host=host-b") == []
+        headers = {"authorization": f"Bearer fw_root_{world.secret}"}
+        client = world.servers[0].client
+        for path in ("vms?host=nope", "events?scope=nope"):
+            assert (await client.get(f"/api/v1/{path}", headers=headers)).status_code == 404
+
+    run(test)
+
+
+def test_event_that_its_vms_cannot_read_says_since_when_and_for_how_long() -> None:
+    """Else an operator sees an event that is due and does not start, without a reason."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.poll("web-0")
+        placed = await world.servers[0].operations.restart("web-0", by="ann")
+        assert placed is not None
+        event = f"events/{placed[1].id}"
+        await world.settle()
+        await world.pass_time(timedelta(minutes=16))
+        for server in (0, 1):
+            shown = await get(world, event, server)
+            assert shown["status"] == "Scheduled"
+            assert shown["unreadable_since"] == "2030-01-31T12:00:00Z"
+            assert shown["unreadable_seconds"] == 0
+        (entry,) = [entry for entry in await world.history("updated") if entry.event]
+        assert entry.detail == (
+            "does not start: its VMs have not been able to read it since 2030-01-31T12:00:00Z"
+        )
+
+        await daemon.work()
+        await world.settle()
+        shown = await get(world, event)
+        assert shown["unreadable_since"] is None
+        assert 16 * 60 <= shown["unreadable_seconds"] <= 16 * 60 + 2
+        assert shown["not_before"].startswith("2030-01-31T12:31:0")
+
+    run(test, is_confirming=True)
+
+
+def test_started_event_does_not_wait_for_its_vms_to_read_it() -> None:
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        await world.poll("web-0")
+        placed = await world.servers[0].operations.restart("web-0", by="ann")
+        assert placed is not None
+        event = placed[1].id
+        await world.pass_time(timedelta(minutes=16))
+        assert (await get(world, f"events/{event}"))["unreadable_since"] is not None
+        await world.servers[0].operations.approve(event, by="ann")
+        await world.settle()
+
+        shown = await get(world, f"events/{event}")
+        assert (shown["status"], shown["unreadable_since"]) == ("Started", None)
+
+    run(test, is_confirming=True)

@@ -1,0 +1,83 @@
+"""What a user sees of an error and of a bug, and how to get the traceback."""
+
+import logging
+from typing import NoReturn
+
+import pytest
+
+from forewarn.cli.event_loop import run_service
+from forewarn.config import Config
+from forewarn.error_report import run_command
+from forewarn.errors import Invalid
+
+HINT = "; FOREWARN_DEBUG=1 prints the traceback, for a report"
+
+
+def fail_with_a_bug() -> NoReturn:
+    raise KeyError("missing\x1b[31m")
+
+
+def refuse() -> NoReturn:
+    raise Invalid("rate is 0; expected more")
+
+
+def test_bug_is_one_line_that_says_how_to_get_more(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("forewarn", fail_with_a_bug, lambda error: 2, environ={}) == 1
+    assert capsys.readouterr().err == (
+        f"forewarn: this is a bug in Forewarn: KeyError: 'missing\\x1b[31m'{HINT}\n"
+    )
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_variable_without_a_value_is_off(capsys: pytest.CaptureFixture[str], value: str) -> None:
+    run_command("forewarn", fail_with_a_bug, lambda error: 2, environ={"FOREWARN_DEBUG": value})
+
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_traceback_of_a_bug_is_printed_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without it a report is useless. The one line is last, where a user looks."""
+    environ = {"FOREWARN_DEBUG": "1"}
+    assert run_command("forewarn", fail_with_a_bug, lambda error: 2, environ=environ) == 1
+    *trace, last = capsys.readouterr().err.splitlines()
+
+    assert trace[0] == "Traceback (most recent call last):"
+    assert any("in fail_with_a_bug" in line for line in trace)
+    assert last == "forewarn: this is a bug in Forewarn: KeyError: 'missing\\x1b[31m'"
+
+
+def test_traceback_of_an_expected_error_is_printed_on_request(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its cause may be what matters."""
+    assert run_command("x", refuse, lambda error: 2, environ={"FOREWARN_DEBUG": "1"}) == 2
+    *trace, last = capsys.readouterr().err.splitlines()
+
+    assert any("in refuse" in line for line in trace)
+    assert last == "x: rate is 0; expected more"
+
+
+@pytest.mark.parametrize("command", [fail_with_a_bug, refuse])
+def test_traceback_is_in_the_log_at_the_level_debug(
+    caplog: pytest.LogCaptureFixture, command: object
+) -> None:
+    caplog.set_level(logging.DEBUG, "forewarn")
+    run_command("forewarn", command, lambda error: 2, environ={})  # type: ignore[arg-type]
+    (record,) = caplog.records
+
+    assert (record.levelname, record.getMessage()) == ("DEBUG", "the command failed")
+    assert record.exc_info
+
+
+def test_bug_that_ends_a_service_is_in_its_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """A service that died at night cannot be asked again."""
+
+    async def work() -> None:
+        fail_with_a_bug()
+
+    with pytest.raises(KeyError):
+        run_service(Config(), work)
+    error = capsys.readouterr().err
+
+    assert "critical  the service ended because of a bug\n" in error
+    assert "in fail_with_a_bug" in error
