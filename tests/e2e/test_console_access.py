@@ -24,6 +24,17 @@ HOSTILE = (
     "x" * 200,
     "${window.hacked=1} {{window.hacked=1}} %3Cimg%3E /../..",
 )
+LATE_SIGN_OUT = """() => {
+    const { promise, resolve } = Promise.withResolvers();
+    const fetchNow = window.fetch;
+    window.fetch = async (url, options) => {
+        const response = await fetchNow(url, options);
+        if (response.status === 401) setTimeout(resolve, 500);
+        if (options?.method === "DELETE") await promise;
+        return response;
+    };
+}"""
+"""The reply to a sign-out comes half a second after another request was refused."""
 
 
 @contextmanager
@@ -124,12 +135,42 @@ def test_revoking_a_token_signs_its_browser_out(tmp_path: Path) -> None:
         expect(page.get_by_role("alert")).to_have_count(0)
 
 
+def test_signing_out_is_not_shown_as_a_session_that_has_ended(tmp_path: Path) -> None:
+    """The stream of the page may learn of it before the reply to the sign-out arrives."""
+    with guarded(tmp_path) as (service, texts), console(service.control) as shown:
+        shown.allowed.append("status of 401")
+        page = shown.open()
+        sign_in(page, texts["viewer"])
+        expect(page.locator("#live")).to_have_text("Live")
+        page.evaluate(LATE_SIGN_OUT)
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_label("Token")).to_be_visible()
+        expect(page.get_by_role("alert")).to_have_count(0)
+
+
 def test_hostile_names_are_refused_by_the_fleet(tmp_path: Path) -> None:
     with serving(tmp_path) as service:
         for number, name in enumerate(HOSTILE):
             fleet = tmp_path / f"{number}.yaml"
             fleet.write_text(json.dumps({"scopes": [{"name": "s", "vms": [{"name": name}]}]}))
             assert service.forewarn("fleet", "apply", str(fleet)).returncode != 0, name
+
+
+def test_history_on_a_phone_shows_every_column_within_the_screen(tmp_path: Path) -> None:
+    """The table scrolled sideways there, and its details were columns of two letters."""
+    with serving(tmp_path) as service, console(service.control) as shown:
+        service.forewarn("host", "maintain", "host-a", "--type", "Reboot")
+        shown.page.set_viewport_size({"width": 390, "height": 800})
+        page = shown.open("#/history")
+        row = page.locator("tbody tr").filter(has_text="scheduled").first
+        expect(row).to_be_visible()
+        edges = row.locator("td").evaluate_all(
+            "cells => cells.map((cell) => cell.getBoundingClientRect().right)"
+        )
+        height = row.evaluate("row => row.getBoundingClientRect().height")
+
+    assert max(edges) <= 390
+    assert height < 150
 
 
 def test_hostile_names_do_no_harm_in_the_page(tmp_path: Path) -> None:

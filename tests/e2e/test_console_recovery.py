@@ -193,3 +193,25 @@ def test_vm_that_has_not_polled_yet_is_not_silent(tmp_path: Path) -> None:
         expect(page.locator(".head .badge")).to_have_text("● quiet")
         service.forewarn("lab", "clock", "advance", "65m")
         expect(page.locator(".head .badge")).to_have_text("? silent")
+
+
+def test_no_vm_is_silent_until_the_history_says_since_when_its_scope_polls(tmp_path: Path) -> None:
+    """The last day is read after the fleet is shown, which takes a while in a large one."""
+    waiting: list[Route] = []
+
+    def hold(route: Route) -> None:
+        waiting.append(route)
+
+    with lab(tmp_path) as service, console(service.control) as shown:
+        poll(service.metadata, "workers_0")
+        page = shown.page
+        page.route("**/api/v1/history?*since=*", hold)
+        page.goto(f"{service.control}/#/fleet")
+        page.wait_for_selector("a.tile")
+        eventually(lambda: page.evaluate("1") and waiting, bool)
+        states = page.locator("a.tile").evaluate_all("all => all.map((each) => each.dataset.state)")
+        for route in waiting:
+            route.continue_()
+
+    assert "silent" not in states
+    assert "quiet" in states

@@ -37,7 +37,7 @@ class Host:
         self.running: list[dict[str, Any]] = []
 
     def send(self, **body: Any) -> tuple[int, Any]:
-        content = {"session": self.session, "running": self.running} | body
+        content = {"session": self.session, "machine": "m1", "running": self.running} | body
         return self.server.ask("POST", "/hosts/kvm-1/work", content, token=self.token)
 
     def work(self, **body: Any) -> Any:
@@ -106,12 +106,12 @@ def test_daemon_relays_polls_and_carries_out_what_was_announced(tmp_path: Path) 
 
 
 def test_host_is_unreachable_soon_after_its_daemon_was_killed(tmp_path: Path) -> None:
-    """A daemon that was killed; its successor is refused until then, and accepted afterwards."""
+    """Another machine is refused before and after; the next daemon of this one is accepted."""
     service = Service(tmp_path, fleet=EMPTY).start()
     try:
         host = Host(service)
         host.report(VM)
-        body = json.dumps({"session": "s1", "wait": True})
+        body = json.dumps({"session": "s1", "machine": "m1", "wait": True})
         address = urlsplit(service.control)
         with socket.create_connection((address.hostname or "", address.port or 0)) as client:
             client.sendall(
@@ -123,9 +123,10 @@ def test_host_is_unreachable_soon_after_its_daemon_was_killed(tmp_path: Path) ->
             with pytest.raises(TimeoutError):
                 client.recv(1)
         host.session = "s2"
-        assert host.send()[0] == 409
+        assert host.send(machine="m2")[0] == 409
         assert host.state() == "connected"
         eventually(host.state, lambda state: state == "unreachable")
+        assert host.send(machine="m2")[0] == 409
         assert host.work(wait=False)["impacts"] == []
         assert host.state() == "connected"
     finally:

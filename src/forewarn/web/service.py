@@ -11,6 +11,7 @@ from forewarn.engine.clock import Clock
 from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.engine.remote_hosts import RemoteHosts
+from forewarn.engine.turns import Turns
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.webhooks import register_records
 from forewarn.store.base import Store
@@ -29,6 +30,7 @@ class Service(NamedTuple):
     tokens: Tokens
     sessions: Sessions
     hosts: RemoteHosts
+    turns: Turns
     is_iso: bool = False
 
     def stop(self) -> None:
@@ -51,4 +53,4 @@ def build_service(
     hosts.avoid = campaigns.host_priorities
     tokens = Tokens(engine)
     sessions = Sessions(engine, tokens)
-    return Service(engine, operations, campaigns, feed, tokens, sessions, hosts)
+    return Service(engine, operations, campaigns, feed, tokens, sessions, hosts, Turns())

@@ -45,7 +45,10 @@ class Guest:
         self.clock = VirtualClock(NOON)
         self.service = build_service(self.store, self.clock, Timing(), lambda: EVENT_ID)
         self.engine = self.service.engine
-        self.application = Metadata(self.engine, config)
+        self.errors: list[tuple[str, int, str]] = []
+        self.application = Metadata(
+            self.engine, config, on_error=lambda *error: self.errors.append(error)
+        )
         self.is_gone = asyncio.Event()
 
     async def enrol(self, scope: str, *vms: Vm) -> None:

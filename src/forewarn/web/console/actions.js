@@ -3,6 +3,7 @@
 import { ApiError, get, makePostOnce, path, remove } from "./api.js";
 import { button, field, h, setText } from "./dom.js";
 import { clockTime, count, length } from "./format.js";
+import { isOff } from "./store.js";
 
 export function mayAct(store) {
   return store.session.role !== "viewer";
@@ -16,7 +17,7 @@ function starts(session, type, vm, scope) {
     if (notice === null) return "It happens at once: the policy of its scope wants no notice.";
     seconds = notice / session.rate;
   }
-  if (vm.power !== "running") return "It happens at once: the VM is not running.";
+  if (isOff(vm)) return "It happens at once: the VM is not running.";
   if (!scope.is_enabled) return `It happens at once, without an event: no VM of ${vm.scope} polls.`;
   return `The VMs of ${vm.scope} are notified now. It starts ${after(session, seconds)}, or earlier once it is approved.`;
 }
@@ -31,6 +32,12 @@ const ON_VM = {
   delete: ["Delete", "Terminate", (vm) => `${vm.name} is deleted for good. This cannot be undone.`],
 };
 
+/** The same for a VM as `warnAway` for a host. */
+const warnUnreachable = ({ problems }) => {
+  const problem = problems.find(({ code }) => code === "host-unreachable");
+  return problem ? `Nothing can be done to it now: ${problem.message}. It may be unable to read the event, and the impact waits for the daemon.` : "";
+};
+
 export function vmActions(store, vm) {
   if (!mayAct(store)) return null;
   return h("div", { class: "actions" }, Object.entries(ON_VM).map(([verb, [label, type, what]]) => {
@@ -40,14 +47,14 @@ export function vmActions(store, vm) {
       text: async () => {
         const paths = ["session", path`vms/${vm.name}`, path`scopes/${vm.scope}`];
         const [session, fresh, scope] = await Promise.all(paths.map(get));
-        return [what(fresh), starts(session, type, fresh, scope)];
+        return [what(fresh), starts(session, type, fresh, scope), warnUnreachable(fresh)];
       },
       label: `${label} ${vm.name}`,
       isDangerous,
       act: (postOnce) => postOnce(path`vms/${vm.name}/${verb}`),
-      done: ({ event, reason }) => (event
+      done: ({ event, reason, waits_for: awaited }) => (event
         ? `Announced. It starts at ${clockTime(event.not_before)}, unless it is approved earlier.`
-        : `It runs now, without an event: ${reason.message}.`),
+        : `It runs ${awaited ? "" : "now, "}without an event: ${reason.message}.`) + (awaited ? ` The impact waits for ${awaited}.` : ""),
     }), { class: isDangerous ? "risky" : null });
   }));
 }
@@ -109,34 +116,46 @@ const MAINTENANCE = {
   Redeploy: (whom) => `Moves ${whom} to other hosts.`,
 };
 
+/** What an operator has to know before something is announced on a host; empty if all is well. */
+const warnAway = ({ state, daemon }) => (state === "unreachable"
+  ? `Nothing can be done there now: ${daemon.problem}. Its VMs may be unable to read the event, and the impacts wait for the daemon.` : "");
+
 function maintain(session, host, whom) {
+  const { state, unmovable } = host;
   const type = h("select", { id: "type" }, Object.keys(MAINTENANCE).map((each) => h("option", {}, each)));
   const describe = () => `${MAINTENANCE[type.value](whom)} The notice begins now. It starts `
     + `${after(session, session.notice_seconds[type.value])}, or earlier once approved. Update domains of a scope take turns.`;
-  return { text: [field("What is done to the VMs?", type), describing(type, describe)], body: () => ({ type: type.value }) };
+  return {
+    text: [field("What is done to the VMs?", type), describing(type, describe), warnAway(host),
+      unmovable.length ? `A Redeploy fails for ${count(unmovable.length, "VM")} that cannot move: ${unmovable[0].vm}: ${unmovable[0].why}` : ""],
+    body: () => ({ type: type.value, ...(state === "unreachable" ? { allow_unreachable: true } : {}) }),
+  };
 }
 
 const ON_HOST = {
   maintain: ["Maintain", maintain],
   degrade: ["Report as degraded", (session, host, whom) => ({
     text: [`Moves ${whom} to other hosts. The notice begins now. It starts ${after(session, session.degraded_notice_seconds)}, `
-      + "or earlier once approved. Do this if the hardware is expected to fail."],
+      + "or earlier once approved. Do this if the hardware is expected to fail.", warnAway(host)],
   })],
   fail: ["Report as failed", (session, host, whom) => ({
-    text: [`Restarts ${whom} on other hosts now, without notice. Do this only if ${host} is dead: a VM that still runs would run twice.`],
+    text: [`Restarts ${whom} on other hosts now, without notice. Do this only if ${host.name} is dead: a VM that still runs would run twice.`,
+      warnAway(host)],
   })],
 };
 
-export function hostActions(store, host) {
+export function hostActions(store, { name: host, daemon }) {
   if (!mayAct(store)) return null;
+  const isLost = daemon && !daemon.is_connected;
   return h("div", { class: "actions" }, Object.entries(ON_HOST).map(([verb, [label, prepare]]) =>
     button(label, () => {
       let body = () => ({});
       ask({
         title: verb === "maintain" ? `Maintain ${host}?` : `${label}: ${host}?`,
         text: async () => {
-          const [session, { vms, scopes }] = await Promise.all([get("session"), get(path`hosts/${host}`)]);
-          const prepared = prepare(session, host, `${count(vms.length, "VM")} of ${count(scopes.length, "scope")}`);
+          const [session, fresh] = await Promise.all([get("session"), get(path`hosts/${host}`)]);
+          const { vms, scopes } = fresh;
+          const prepared = prepare(session, fresh, `${count(vms.length, "VM")} of ${count(scopes.length, "scope")}`);
           body = prepared.body ?? body;
           return vms.length ? prepared.text : [`Nothing happens now: there is no VM on ${host}.`];
         },
@@ -145,7 +164,32 @@ export function hostActions(store, host) {
         act: (postOnce) => postOnce(path`hosts/${host}/${verb}`, body()),
         done: ({ events }) => (events.length ? `${count(events.length, "event")} announced.` : "Done. No VM was concerned."),
       });
-    }, { class: verb === "fail" ? "risky" : null })));
+    }, { class: verb === "fail" ? "risky" : null })), isLost ? button("Forget its daemon", () => forget(host), { class: "risky" }) : "");
+}
+
+const FORGET = {
+  fenced: ["They are off, and stay off there", (host) => `They become stopped, and may be started on other hosts. Do this only if ${host} is`
+    + " switched off, or reaches neither the network nor the disks: a VM that still runs would run twice."],
+  still_running: ["They may run: only the daemon goes", (host) => `They stay on ${host} with unknown power, and nothing starts them elsewhere.`],
+};
+
+function forget(host) {
+  const known = h("select", { id: "known" }, Object.entries(FORGET).reverse().map(([value, [label]]) => h("option", { value }, label)));
+  let query = () => "";
+  ask({
+    title: `Forget the daemon of ${host}?`,
+    text: async () => {
+      const { vms } = await get(path`hosts/${host}`);
+      query = () => (vms.length ? `?${known.value}=true` : "");
+      return ["Do this when the daemon does not come back, or when another machine takes the name of the host. Its VMs stay in the fleet.",
+        vms.length ? field(`What is known of its ${count(vms.length, "VM")}?`, known) : "",
+        vms.length ? describing(known, () => FORGET[known.value][1](host)) : ""];
+    },
+    label: "Forget it",
+    isDangerous: true,
+    act: () => remove(path`hosts/${host}/daemon` + query()),
+    done: () => "Forgotten.",
+  });
 }
 
 /**
@@ -165,7 +209,7 @@ export function ask({ title, text, label, act, done, isDangerous = false }) {
   const dialog = h("dialog", { "aria-labelledby": "ask" }, form);
   async function describe() {
     try {
-      facts.replaceChildren(...(await text()).map((part) => (typeof part === "string" ? h("p", {}, part) : part)));
+      facts.replaceChildren(...(await text()).filter(Boolean).map((part) => (typeof part === "string" ? h("p", {}, part) : part)));
       confirm.disabled = false;
     } catch (error) {
       setOutcome(output, explain(error), "bad");

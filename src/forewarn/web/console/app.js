@@ -30,6 +30,7 @@ for (const view of [...VIEWS.map((each) => each[2]), ...Object.values(DETAILS), 
 }
 const [main, nav, live, who] = ["main", "nav", "#live", "#who"].map((each) => document.querySelector(each));
 const store = new Store();
+let isSigningOut = false; // then a request that gets a 401 is no surprise
 
 function decode(text) {
   try {
@@ -64,8 +65,19 @@ function showFrame() {
   nav.replaceChildren(h("ul", {}, items));
   const { is_required: isRequired, name: user, role, version } = store.session;
   who.replaceChildren(...(isRequired
-    ? [name(user.replace(/^token /, "")), ` (${role}) `, button("Sign out", signOut, { class: "plain" })]
+    ? [name(user.replace(/^token /, "")), ` (${role}) `, button("Sign out", leave, { class: "plain" })]
     : ["No sign-in: there are no tokens."]), h("small", {}, `Version ${version}`));
+}
+
+/** The page is loaded again if that succeeds. */
+async function leave() {
+  isSigningOut = true;
+  try {
+    await signOut();
+  } catch (error) {
+    isSigningOut = false;
+    throw error;
+  }
 }
 
 function showLive() {
@@ -122,6 +134,7 @@ async function start() {
 
 store.addEventListener("live", showLive);
 store.addEventListener("signed-out", () => {
+  if (isSigningOut) return;
   history.replaceState({ hasEnded: true }, "");
   location.reload();
 });

@@ -158,15 +158,18 @@ export class NewCampaignView extends View {
       + (waiting.length ? `, and ${count(waiting.length, "host")} later` : "");
     const blocked = (title, hosts) => (hosts.length ? [h("h2", {}, title),
       h("ul", {}, hosts.map(({ host, why }) => h("li", {}, link("hosts", host), `: ${why}`)))] : []);
+    let away = 0; // hosts, as the dialog says
     const start = button("Start the campaign", () => ask({
       title: `Start this ${body.type} campaign?`,
       text: async () => {
         const fresh = await post("campaigns", { ...body, plan: true });
+        away = fresh.plan.unreachable.length;
         return [`${size(fresh.plan)}. The VMs of the first wave are notified now. Each host starts when its notice has passed `
-          + "or its VMs have approved; the next hosts follow as the limits allow."];
+          + "or its VMs have approved; the next hosts follow as the limits allow.",
+        away ? `Nothing can be done on ${count(away, "host")} now: VMs there may be unable to read an event, and the impacts wait.` : ""];
       },
       label: "Start",
-      act: (postOnce) => postOnce("campaigns", body),
+      act: (postOnce) => postOnce("campaigns", away ? { ...body, allow_unreachable: true } : body),
       done: (result) => {
         location.hash = `#/campaigns/${result.campaign.id}`;
         return "Started.";
@@ -178,6 +181,8 @@ export class NewCampaignView extends View {
         h("strong", {}, `Wave ${index + 1}`), " ", wave.map((host, place) => [place ? ", " : "", link("hosts", host)])))),
       ...blocked("These wait until they can start", plan.waiting),
       ...blocked("Too large: leave these out, or allow more VMs to be down", plan.too_large),
+      ...blocked("Unreachable: nothing can be done there at present", plan.unreachable),
+      ...blocked("VMs that cannot move", plan.unmovable.map(({ host, vm, why }) => ({ host, why: `${vm}: ${why}` }))),
       h("div", { class: "actions" }, plan.too_large.length || !mayAct(this.store) ? "" : start),
     ];
   }

@@ -11,6 +11,14 @@ import { View } from "./view.js";
 const ENTRIES_MAX = 200;
 const IMPACTS = { impacted: "done", "impact-failed": "failed" };
 
+/** Why it does not start, or was postponed, although its deadline has passed; null if VMs can read it. */
+function describeUnreadable(event) {
+  const since = event.unreadable_since;
+  if (since) return ["Waits", [`its VMs have not been able to read it since ${clockTime(since)}, `, relative(since)]];
+  const seconds = event.unreadable_seconds;
+  return seconds ? ["Could not be read", `for ${length(seconds * 1000)}, which does not count as notice`] : null;
+}
+
 export class EventView extends View {
   build() {
     const versions = this.store.session.api_versions;
@@ -20,6 +28,7 @@ export class EventView extends View {
     this.raw = h("a", { target: "_blank", rel: "noopener" }, "As sent, byte for byte");
     this.document = h("pre", { tabindex: "0", role: "region", "aria-label": "Document" });
     this.rows = table("History of the event", HISTORY_COLUMNS);
+    this.rows.element.classList.add("dense");
     this.append(this.facts,
       h("h2", {}, "What its VMs see"),
       h("div", { class: "filters" }, field("api-version", this.version), this.raw), this.document,
@@ -49,6 +58,7 @@ export class EventView extends View {
       h("small", {}, ` ${clockTime(start)}`));
     return this.content(event, badge(kind, word), [countdown, eventActions(this.store, event)], [
       event.is_approved || isStarted ? null : ["Waits for", describeMissing(this.store, event)],
+      describeUnreadable(event),
       ["Why", [event.cause, event.description ? `: ${event.description}` : ""]],
       ["Requested by", event.source === "User" ? "a user" : "the platform"],
       ["Expected length", seconds < 0 ? "unknown" : length(seconds * 1000)],
@@ -86,7 +96,8 @@ export class EventView extends View {
     const kinds = { done: "quiet", failed: "failed", waiting: "stopped" };
     const words = { claimed: "in progress", booting: "restarted, not back yet" };
     rows.body.append(...event.impacts.map((impact) => rows.row(
-      link("vms", impact.vm), badge(kinds[impact.state] ?? "impact", words[impact.state] ?? impact.state), String(impact.tries), impact.detail)));
+      link("vms", impact.vm), badge(kinds[impact.state] ?? "impact", words[impact.state] ?? impact.state), String(impact.tries),
+      [impact.detail, impact.waits_for ? h("small", {}, `Waits for ${impact.waits_for}.`) : ""])));
     return rows.element;
   }
 
@@ -98,7 +109,7 @@ export class EventView extends View {
     // The newest entry of a VM says how its impact ended: earlier attempts may have failed.
     const impacts = new Map();
     for (const { what, vm, detail } of this.entries.filter((entry) => entry.what in IMPACTS).reverse()) {
-      impacts.set(vm, { vm, state: IMPACTS[what], tries: (impacts.get(vm)?.tries ?? 0) + 1, detail });
+      impacts.set(vm, { vm, state: IMPACTS[what], tries: (impacts.get(vm)?.tries ?? 0) + 1, detail, waits_for: "" });
     }
     const approvals = this.entries.filter((entry) => entry.what === "approved").map((entry) => entry.vm || "operator");
     const kind = { failed: "failed", canceled: "stopped" }[past.how] ?? "quiet";

@@ -3,7 +3,7 @@
 import { vmActions } from "./actions.js";
 import { arrowKeys, badge, definitions, empty, field, h, keyed, link, name, setText, show } from "./dom.js";
 import { byName, clockTime, relative } from "./format.js";
-import { STATES } from "./store.js";
+import { PROBLEMS, STATES } from "./store.js";
 import { View } from "./view.js";
 
 const CHUNK = 2000; // tiles that are made before the browser may paint
@@ -94,13 +94,15 @@ export class FleetView extends View {
     const tile = this.tiles.get(vm.name);
     const state = this.store.stateOf(vm);
     const { word, shape } = STATES[state];
+    const problems = this.store.problemsOf(vm).map(({ message }) => `; ${message}`).join("");
+    const title = `${vm.name}: ${word}${vm.host ? `, on ${vm.host}` : ""}${problems}`;
+    if (tile.title !== title) tile.title = title;
     if (tile.dataset.state === state) return;
     tile.className = `tile ${state}`;
     tile.dataset.state = state;
     tile.dataset.word = word;
     setText(tile, shape);
     tile.setAttribute("aria-label", `${vm.name}: ${word}`);
-    tile.setAttribute("title", `${vm.name}: ${word}${vm.host ? `, on ${vm.host}` : ""}`);
   }
 
   filter() {
@@ -141,7 +143,8 @@ export class VmView extends View {
     const vm = this.store.vms.get(this.detail);
     const state = vm && this.store.stateOf(vm);
     const events = this.store.eventsOf(this.detail);
-    show(this, JSON.stringify([vm, state, events]), () => (vm ? this.content(vm, state, events) : [
+    const problems = vm && this.store.problemsOf(vm);
+    show(this, JSON.stringify([vm, state, events, problems]), () => (vm ? this.content(vm, state, events, problems) : [
       h("h1", {}, name(this.detail)),
       empty("There is no VM with this name.", "It may have been deleted: ", this.historyLink()),
     ]));
@@ -151,16 +154,18 @@ export class VmView extends View {
     return h("a", { href: `#/history/vm=${encodeURIComponent(this.detail)}` }, "its history");
   }
 
-  content(vm, state, events) {
+  content(vm, state, events, problems) {
     const { word, shape } = STATES[state];
     return [
       h("p", { class: "crumb" }, "VM in scope ", name(vm.scope)),
       h("div", { class: "head" }, h("h1", {}, name(vm.name)), badge(state, `${shape} ${word}`)),
       vmActions(this.store, vm),
       h("div", { class: "card" }, definitions([
+        problems.length ? ["Problems", h("ul", { class: "plain" }, problems.map(({ code, message }) =>
+          h("li", {}, badge(PROBLEMS[code]?.state ?? "unreachable", code.replaceAll("-", " ")), " ", message)))] : null,
         ["Host", vm.host ? link("hosts", vm.host) : "none"],
         ["Scope", [name(vm.scope), `, update domain ${vm.update_domain}, fault domain ${vm.fault_domain}`]],
-        ["Power", vm.power],
+        ["Power", state === "unreachable" ? `${vm.power} when its host was last reached` : vm.power],
         ["Address", vm.address || "none"],
         vm.id ? ["Id", h("code", {}, vm.id)] : null,
         ["Last poll", vm.seen_at ? relative(vm.seen_at) : "never: nothing in this VM reads its events"],

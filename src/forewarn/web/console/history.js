@@ -14,12 +14,13 @@ const FIELDS = [
 const FILTERS = { vm: "VM", scope: "Scope", host: "Host", event: "Event id" };
 const KINDS = [
   "scheduled", "approved", "started", "claimed", "restarted", "impacted", "impact-failed", "extended", "completed", "canceled",
-  "failed", "executed-silently", "enabled", "joined", "left", "moved", "updated", "retired", "campaign", "token-created",
-  "token-revoked", "restored",
+  "failed", "executed-silently", "enabled", "joined", "left", "moved", "updated", "retired", "unserved", "served",
+  "campaign", "token-created", "token-revoked", "restored",
 ];
 const BADGES = {
   scheduled: "notice", extended: "notice", approved: "approved", started: "impact", completed: "quiet",
   failed: "failed", "impact-failed": "failed", canceled: "stopped",
+  unserved: "failed", served: "quiet",
 };
 const EXPORT_MAX = 100_000;
 
@@ -30,8 +31,8 @@ export function historyRow(rows, entry) {
   return rows.row(
     h("time", { datetime: entry.at, title: entry.at }, clockTime(entry.at)),
     entry.event ? h("a", { href: `#/events/${entry.event}` }, what, type) : what,
-    name(entry.scope), links("vms", vms),
-    entry.host ? link("hosts", entry.host) : "", name(entry.by), h("bdi", { class: "text" }, entry.detail));
+    entry.scope ? name(entry.scope) : "", vms.length ? links("vms", vms) : "", entry.host ? link("hosts", entry.host) : "",
+    name(entry.by), entry.detail ? h("bdi", { class: "text" }, entry.detail) : "");
 }
 
 export class HistoryView extends View {
@@ -42,6 +43,7 @@ export class HistoryView extends View {
     this.inputs.what = h("select", { id: "by-what" }, ["", ...KINDS].map((kind) =>
       h("option", { value: kind, selected: kind === given.get("what") }, kind || "All changes")));
     this.rows = table("History", HISTORY_COLUMNS, empty("No entry matches.", "Change or clear the filters."));
+    this.rows.element.classList.add("dense");
     this.more = button("Show older entries", () => this.read(this.next));
     this.output = h("p", { role: "status", class: "outcome" });
     this.append(

@@ -3,22 +3,24 @@
 import { hostActions, mayAct } from "./actions.js";
 import { badge, definitions, empty, field, h, link, name, setText, show, table } from "./dom.js";
 import { byName, clockTime, count, relative } from "./format.js";
-import { STATES } from "./store.js";
+import { isOff, PROBLEMS, STATES } from "./store.js";
 import { View } from "./view.js";
 
 const REASONS_MAX = 50;
+const REASONS_SHORT = 2;
 const HOST_CAUSES = ["maintenance", "infrastructure", "live-migration", "degraded-hardware", "failed-hardware"];
 
 /**
  * Whether the host may be touched now, because of what, and until when that is known.
  *
- * A host is safe if no VM runs on it, or if each one that does is under an impact that concerns its
+ * A host is safe if no VM may run on it, or if each one that does is under an impact that concerns its
  * host: then its notice has passed, and it expects to be interrupted.
  */
 export function judge(store, host, vms) {
-  const running = vms.filter((vm) => vm.power === "running");
+  const running = vms.filter((vm) => !isOff(vm));
   if (host.state === "unreachable") {
-    return { answer: "unknown", title: "Unknown: the host does not answer", reasons: [], since: host.daemon.since };
+    const reason = host.problems.find((problem) => problem.code === "unreachable")?.message ?? "";
+    return { answer: "unknown", title: `Unknown: ${reason}`, reasons: [], since: host.daemon.is_connected ? null : host.daemon.since };
   }
   if (!running.length) return { answer: "yes", title: "Yes: no VM runs on it", reasons: [] };
   const reasons = running.map((vm) => explainVm(store.eventsOf(vm.name), vm)).filter((reason) => reason);
@@ -45,7 +47,7 @@ function explainVm(events, vm) {
     const until = scheduled.not_before;
     return { vm, event: scheduled, until, text: `has notice until ${clockTime(until)}` };
   }
-  return { vm, event: null, text: "runs, and has not been notified" };
+  return { vm, event: null, text: `${vm.power === "running" ? "runs" : "may run"}, and has not been notified` };
 }
 
 const vmsByHost = (store) => Map.groupBy(store.vms.values(), (vm) => vm.host);
@@ -56,6 +58,7 @@ export class HostsView extends View {
     this.text = h("input", { type: "search", id: "host-text", placeholder: "Name", oninput: () => this.update() });
     this.rows = table("Hosts", ["Host", "Safe to touch now?", "VMs", "Scopes", "Events", "Daemon"],
       empty("No host matches.", "Hosts come from the fleet file, or from a daemon that reports its VMs."));
+    this.rows.element.classList.add("stack");
     this.append(h("h1", {}, "Hosts"), h("p", { class: "lead" }, "Is it safe to touch a host now? Choose one to see why, and to act on it."),
       h("form", { class: "filters", onsubmit: (event) => event.preventDefault() }, field("Search", this.text)),
       this.rows.none, this.rows.element);
@@ -76,7 +79,11 @@ export class HostsView extends View {
       setText(on, String(placed.length));
       setText(scopes, String(scopesOf(placed).length));
       setText(events, String(new Set(placed.flatMap((vm) => this.store.eventsOf(vm.name))).size));
-      setText(daemon, host.daemon ? host.state : "none");
+      show(daemon, JSON.stringify([host.state, host.problems]), () => [
+        host.state === "unreachable" ? badge("unreachable", host.state) : host.daemon ? host.state : "none",
+        host.problems.slice(0, REASONS_SHORT).map(({ message }) => h("small", {}, message)),
+        host.problems.length > REASONS_SHORT ? h("small", {}, `and ${host.problems.length - REASONS_SHORT} more`) : "",
+      ]);
     });
   }
 }
@@ -100,7 +107,7 @@ export class HostView extends View {
       h("h1", {}, "Is it safe to touch ", name(host.name), " now?"),
       h("div", { class: `card verdict ${answer}` },
         h("p", { class: "answer" }, title, "."),
-        since ? h("p", {}, "Its daemon was last heard of ", relative(since), ". Look at the host itself before you touch it.") : "",
+        answer === "unknown" ? h("p", {}, since ? ["That was ", relative(since), ". "] : "", "Look at the host itself before you touch it.") : "",
         until ? h("p", {}, "The last notice ends ", relative(until), `, at ${clockTime(until)}. Then the impacts start.`) : "",
         ends ? h("p", {}, Number.isFinite(ends) ? `The first impact should end at ${clockTime(ends)}.`
           : "How long is not known: it ends when the first VM is back.") : "",
@@ -109,11 +116,15 @@ export class HostView extends View {
         h("ul", { class: "reasons" }, shown.map(({ vm, event, text }) => h("li", {}, link("vms", vm.name), " ",
           event ? h("a", { href: `#/events/${event.id}` }, text) : text))),
         reasons.length > shown.length ? h("p", {}, `and ${reasons.length - shown.length} more.`) : ""),
-      hostActions(this.store, host.name),
+      hostActions(this.store, host),
       h("div", { class: "card" }, definitions([
+        host.problems.length ? ["Problems", h("ul", { class: "plain" }, host.problems.map(({ code, message }) =>
+          h("li", {}, badge(PROBLEMS[code]?.state ?? "failed", code.replaceAll("-", " ")), " ", message)))] : null,
         ["VMs", vms.length ? h("ul", { class: "chips" }, vms.slice(0, 200).map((vm) => this.chip(vm))) : "none"],
         ["Scopes", vms.length ? scopesOf(vms).map((scope, index) => [index ? ", " : "", name(scope)]) : "none"],
-        ["Daemon", host.daemon ? [host.state, " since ", relative(host.daemon.since)] : "none: the server acts on this host itself"],
+        ["Cannot move", host.unmovable.length ? h("ul", { class: "plain" }, host.unmovable.slice(0, REASONS_MAX).map(({ vm, why }) =>
+          h("li", {}, link("vms", vm), `: ${why}`))) : "none known"],
+        ["Daemon", host.daemon ? [`${host.daemon.is_connected ? "connected" : "away"} since ${clockTime(host.daemon.since)}, `, relative(host.daemon.since)] : "none: the server acts on this host itself"],
       ])),
       h("p", {}, "What happened before: ", h("a", { href: `#/history/host=${encodeURIComponent(host.name)}` }, "its history")),
     ];
@@ -123,6 +134,6 @@ export class HostView extends View {
     const state = this.store.stateOf(vm);
     const { shape, word } = STATES[state];
     return h("li", {}, h("a", { href: `#/vms/${encodeURIComponent(vm.name)}`, class: `badge ${state}` },
-      h("span", { "aria-hidden": "true" }, `${shape} `), name(vm.name), h("span", { class: "hidden" }, `: ${word}`)));
+      h("span", { "aria-hidden": "true" }, `${shape} `), name(vm.name), `: ${word}`));
   }
 }

@@ -1,9 +1,9 @@
 // What is happening now, what waits for somebody, and the timeline.
 
 import { eventActions } from "./actions.js";
-import { badge, button, empty, h, links, link, name, setText, show, table } from "./dom.js";
+import { badge, button, empty, h, keyed, links, link, name, setText, show, table } from "./dom.js";
 import { clockTime, count, relative } from "./format.js";
-import { STATES } from "./store.js";
+import { PROBLEMS, STATES } from "./store.js";
 import { Timeline } from "./timeline.js";
 import { View } from "./view.js";
 
@@ -13,6 +13,7 @@ const NUMBERS = {
   waiting: ["Waiting for approval", "◔"],
   failed: ["Failed in 24 hours", STATES.failed.shape],
 };
+const PROBLEMS_MAX = 20;
 const ROWS = 100; // of the events with the next deadlines, and more on request
 const COLUMNS = ["Event", "VMs", "Deadline", "Waits for approval by", "Actions"];
 
@@ -33,6 +34,10 @@ export class NowView extends View {
       return h("li", { class: `card number ${key}` }, h("span", { class: "shape", "aria-hidden": "true" }, shape),
         this.numbers[key], h("span", { class: "label" }, ` ${label}`));
     });
+    this.problems = h("ul", { class: "plain problems" });
+    this.moreProblems = h("p", { class: "soft" });
+    this.attention = h("section", { class: "card attention", "aria-labelledby": "attention", hidden: true },
+      h("h2", { id: "attention" }, "Needs attention"), this.problems, this.moreProblems);
     this.rows = table("Events whose approval is missing", COLUMNS, empty("Nothing waits for an approval.",
       "An event that a VM or a person has to approve appears here, with its deadline."));
     this.rows.element.classList.add("stack");
@@ -42,7 +47,7 @@ export class NowView extends View {
     this.every(1000, () => this.timeline.tick());
     this.every(30_000, () => this.timeline.update());
     this.append(
-      this.sentence, this.lead,
+      this.sentence, this.lead, this.attention,
       h("ul", { class: "numbers", "aria-label": "Events" }, cards),
       h("section", { "aria-labelledby": "waiting" }, h("h2", { id: "waiting" }, "Waiting for approval"),
         this.rows.none, this.rows.element, this.more),
@@ -62,10 +67,25 @@ export class NowView extends View {
       setText(this.numbers[key], number.toLocaleString());
       this.numbers[key].parentElement.classList.toggle("some", number > 0);
     }
-    setText(this.sentence, describe(counts));
+    const problems = this.store.problems();
+    setText(this.sentence, describe(counts, problems));
+    this.showProblems(problems);
     this.showLead(waiting);
     this.showWaiting(waiting);
     this.timeline.update();
+  }
+
+  showProblems(problems) {
+    this.attention.hidden = !problems.length;
+    const more = problems.length - PROBLEMS_MAX;
+    this.moreProblems.hidden = more <= 0;
+    setText(this.moreProblems, `and ${more.toLocaleString()} more: see Hosts and Fleet.`);
+    keyed(this.problems, problems.slice(0, PROBLEMS_MAX), (each) => JSON.stringify(each), (each) => {
+      const { state, one } = PROBLEMS[each.code] ?? { state: "failed", one: each.code };
+      const word = one.replace(/^(host|VM) (is )?/, "");
+      const vms = each.count ? ` Affects ${count(each.count, "VM")}, shown as last reported.` : "";
+      return h("li", {}, badge(state, [STATES[state].shape, " ", word]), " ", link(each.kind, each.name), `: ${each.message}.${vms}`);
+    });
   }
 
   showLead(waiting) {
@@ -106,9 +126,11 @@ export class NowView extends View {
   }
 }
 
-function describe({ impact, notice, waiting }) {
-  if (!impact && !notice) return "All quiet.";
-  const parts = [];
+function describe({ impact, notice, waiting }, problems) {
+  const codes = Map.groupBy(problems, (each) => each.code);
+  const parts = [...codes].map(([code, { length }]) =>
+    (PROBLEMS[code] ? `${length.toLocaleString()} ${length === 1 ? PROBLEMS[code].one : PROBLEMS[code].many}` : code));
+  if (!impact && !notice) return parts.length ? `${parts.join(", ")}.` : "All quiet.";
   if (impact) parts.push(`${count(impact, "event")} under impact`);
   if (notice) parts.push(`${impact ? notice : count(notice, "event")} in notice`);
   return `${parts.join(", ")}${waiting ? `; ${waiting} waiting for approval` : ""}.`;

@@ -18,18 +18,30 @@ const DIRTY_MAX = 50; // more than this, and the whole list is read
 
 /** The states of a VM, most urgent first. A shape and a word, so that colour is never needed. */
 export const STATES = {
+  duplicate: { word: "on two hosts", shape: "‼" },
   impact: { word: "under impact", shape: "◆" },
   approved: { word: "approved", shape: "✓" },
   notice: { word: "in notice", shape: "▲" },
   failed: { word: "failed", shape: "✕" },
   unreachable: { word: "host unreachable", shape: "!" },
+  unserved: { word: "gets no document", shape: "⊘" },
   silent: { word: "silent", shape: "?" },
   stopped: { word: "stopped", shape: "□" },
   deallocated: { word: "deallocated", shape: "○" },
+  unknown: { word: "power unknown", shape: "◐" },
   quiet: { word: "quiet", shape: "●" },
 };
+/** What may be wrong with hosts and VMs, most urgent first, by the code of the API: a word for one, and for many. */
+export const PROBLEMS = {
+  duplicate: { state: "duplicate", one: "VM runs on two hosts", many: "VMs run on two hosts" },
+  unreachable: { state: "unreachable", one: "host is unreachable", many: "hosts are unreachable" },
+  unserved: { state: "unserved", one: "VM gets no document", many: "VMs get no document" },
+  "not-accepted": { state: "notice", one: "VM is not accepted", many: "VMs are not accepted" },
+};
+/** Whether a VM certainly does not run; one of unknown power may. */
+export const isOff = (vm) => vm.power === "stopped" || vm.power === "deallocated";
 const ENDED = ["completed", "canceled", "failed"];
-const OF_VMS = ["joined", "left", "moved", "updated", "impacted", "retired", "enabled", "failed"];
+const OF_VMS = ["joined", "left", "moved", "updated", "impacted", "retired", "enabled", "failed", "unserved", "served"];
 const OF_SCOPES = ["joined", "left", "updated", "retired", "enabled"];
 const LISTS = ["vms", "scopes", "events", "hosts"];
 
@@ -56,6 +68,7 @@ export class Store extends EventTarget {
   #timer = null; // also while something is read
   #isOpen = false; // the stream
   #isRead = true; // the last read succeeded
+  #hasPast = false; // the last day was read
 
   /** Read everything, then follow what has happened since before that. */
   async start() {
@@ -100,6 +113,7 @@ export class Store extends EventTarget {
     const since = encodeURIComponent(new Date(now() - PAST_MILLISECONDS).toISOString());
     const options = { limit: 1000, max: PAST_ENTRIES_MAX, query: `&since=${since}` };
     for (const entry of (await getAll("history", options)).reverse()) this.#remember(entry);
+    this.#hasPast = true;
     this.#changed({ isAll: true });
   }
 
@@ -109,6 +123,7 @@ export class Store extends EventTarget {
   }
 
   stateOf(vm) {
+    if (vm.problems.some((problem) => problem.code === "duplicate")) return "duplicate";
     const events = this.eventsOf(vm.name);
     const started = events.find((event) => event.status === "Started");
     const impact = started?.impacts.find((each) => each.vm === vm.name);
@@ -119,15 +134,44 @@ export class Store extends EventTarget {
     if (failedAt && now() - failedAt < PAST_MILLISECONDS) return "failed";
     if (vm.power !== "running") return vm.power;
     if (this.hosts.get(vm.host)?.state === "unreachable") return "unreachable";
-    const isPolled = this.scopes.get(vm.scope)?.is_enabled;
+    if (vm.problems.some((problem) => problem.code === "unserved")) return "unserved";
+    const isPolled = this.#hasPast && this.scopes.get(vm.scope)?.is_enabled; // the past says since when
     const silentFor = now() - Math.max(new Date(vm.seen_at ?? 0), this.#enabledAt.get(vm.scope) ?? 0);
     return isPolled && silentFor > this.session.silent_seconds * 1000 ? "silent" : "quiet";
+  }
+
+  /** What is wrong with a VM. Its host may have been lost since the VM was read. */
+  problemsOf(vm) {
+    const away = this.hosts.get(vm.host)?.problems.find((problem) => problem.code === "unreachable");
+    const host = away ? [{ code: "host-unreachable", message: `its host ${vm.host} is unreachable: ${away.message}` }] : [];
+    return [...host, ...vm.problems.filter((problem) => problem.code !== "host-unreachable")];
+  }
+
+  /**
+   * What is wrong with hosts and VMs, most urgent first: `{kind, name, code, message, count}`. A VM whose host
+   * is unreachable is counted with its host.
+   */
+  problems() {
+    const found = [];
+    for (const host of this.hosts.values()) {
+      for (const { code, message } of host.problems) {
+        const isAway = code === "unreachable";
+        found.push({ kind: "hosts", name: host.name, code, message, count: isAway ? host.vms.length : 0 });
+      }
+    }
+    for (const vm of this.vms.values()) {
+      for (const { code, message } of vm.problems) {
+        if (code !== "host-unreachable") found.push({ kind: "vms", name: vm.name, code, message, count: 0 });
+      }
+    }
+    const order = Object.keys(PROBLEMS);
+    return found.sort((one, other) => order.indexOf(one.code) - order.indexOf(other.code));
   }
 
   /** Whose approval an event waits for: how many, of which VMs, by the scope's policy. */
   missingApprovals(event) {
     const scope = this.scopes.get(event.scope);
-    const running = (scope?.vms ?? []).filter((name) => this.vms.get(name)?.power === "running");
+    const running = (scope?.vms ?? []).filter((name) => this.vms.has(name) && !isOff(this.vms.get(name)));
     const vms = running.filter((name) => !event.approvals.includes(name));
     const approved = running.length - vms.length;
     const needed = { any: 1, all: running.length, quorum: Math.floor(running.length / 2) + 1 }[scope?.policy.approval ?? "any"];
@@ -173,7 +217,8 @@ export class Store extends EventTarget {
     if (event) dirty.events.add(event);
     if (OF_SCOPES.includes(what)) dirty.scopes.add(scope);
     if (OF_VMS.includes(what)) [entry.vm, ...entry.resources].forEach((vm) => vm && dirty.vms.add(vm));
-    this.#mark(what === "campaign" ? { campaigns: true } : {});
+    const isHosts = what === "updated" && entry.host !== "" && !entry.vm && !event; // its daemon came or went
+    this.#mark({ campaigns: what === "campaign", isHosts });
   }
 
   #mark(what, wait = COLLECT_MILLISECONDS) {
@@ -217,8 +262,11 @@ export class Store extends EventTarget {
     }
     const someHosts = await getSome("hosts", hosts);
     if (session) this.#setSession(session);
-    if (allHosts) this.#replace("hosts", allHosts);
     const concerned = new Set(vms);
+    for (const host of allHosts ?? []) {
+      if (this.hosts.get(host.name)?.state !== host.state) host.vms.forEach((vm) => concerned.add(vm));
+    }
+    if (allHosts) this.#replace("hosts", allHosts);
     const addConcerned = () => events.forEach((id) => this.#resources(id).forEach((vm) => concerned.add(vm)));
     addConcerned();
     this.#replace("vms", someVms, vms);

@@ -11,9 +11,10 @@ from litestar.types import ControllerRouterHandler, Message, Scope
 from litestar.utils.path import normalize_path
 
 from forewarn.config import is_loopback
+from forewarn.engine.turns import Turns
 from forewarn.web.control.auth import BAD_TOKEN_DELAY_SECONDS, Authenticator
-from forewarn.web.control.checks import Checks
-from forewarn.web.control.dependencies import ApiCall, PageRequest
+from forewarn.web.control.checks import READ_METHODS, Checks
+from forewarn.web.control.dependencies import ApiCall, make_page
 from forewarn.web.control.docs_page import docs
 from forewarn.web.control.error_handlers import EXCEPTION_HANDLERS
 from forewarn.web.control.idempotency import Idempotency
@@ -87,18 +88,24 @@ def make_app(
         delay_seconds=delay_seconds,
     )
 
-    def make_call(request: Request[Any, Any, Any]) -> ApiCall:
+    async def make_call(request: Request[Any, Any, Any]) -> ApiCall:
         state, used = request.scope["state"], operations
         if "operation_id" in state:
             used = operations.repeating(state["operation_id"])
-        return ApiCall(state["principal"], service._replace(operations=used))
+        call = ApiCall(state["principal"], service._replace(operations=used))
+        if request.method in READ_METHODS:
+            await call.take_turn()
+        else:  # commands of operators and reports of hosts have limits of their own
+            await service.turns.start(call.principal.identity)
+        return call
 
     return ControlApp(
+        service.turns,
         route_handlers=[*ROUTES, *more],
         dependencies={
             "authenticator": Provide(lambda: authenticator, sync_to_thread=False),
-            "call": Provide(make_call, sync_to_thread=False),
-            "page": Provide(PageRequest, sync_to_thread=False),
+            "call": Provide(make_call),
+            "page": Provide(make_page, sync_to_thread=False),
             "wanted": Provide(make_filter, sync_to_thread=False),
         },
         middleware=[Checks(authenticator, host), Idempotency(service.engine, operations.new_id)],
@@ -124,10 +131,17 @@ async def add_headers(message: Message, _: Scope) -> None:
 class ControlApp(Litestar):
     """Litestar, but HEAD is served as GET: Litestar would need a handler of its own.
 
-    The paths of Azure's own API are not case-sensitive.
+    The paths of Azure's own API are not case-sensitive. Requests begin in turns, clients by their
+    addresses: many at once would delay polls by what Litestar does for each.
     """
 
+    def __init__(self, turns: Turns, **options: Any) -> None:
+        super().__init__(**options)
+        self._turns = turns
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await self._turns.start((scope.get("client") or ("",))[0])
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
         if is_head and normalize_path(scope["path"]) != STREAM:
             scope = {**scope, "method": "GET"}  # uvicorn knows the method, and sends no body

@@ -7,11 +7,14 @@ import msgspec
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 
+from forewarn.engine.problems import Problems
+from forewarn.engine.turns import Turn, yield_once
 from forewarn.errors import Invalid
 from forewarn.web.control.auth import Principal
 from forewarn.web.service import Service
 
 LIST_MAX = 10_000
+LIST_DEFAULT = 1000
 NAMES_MAX = 100
 
 Name = FromPath[str]
@@ -29,6 +32,11 @@ Names = Annotated[
     ),
 ]
 
+OnHost = Annotated[str | None, QueryParameter(description="Only those on this host.")]
+InScope = Annotated[
+    str | None, QueryParameter(name="scope", description="Only those in this scope.")
+]
+
 
 class ApiCall(NamedTuple):
     """Who sends the request, and the service that it is for.
@@ -40,20 +48,35 @@ class ApiCall(NamedTuple):
     service: Service
 
     @property
+    def problems(self) -> Problems:
+        """What is wrong with hosts and VMs, for what the response shows."""
+        return self.service.hosts.problems
+
+    @property
     def by(self) -> str:
         """The author of what the request changes, for the history."""
         return self.principal.name
 
+    async def take_turn(self) -> None:
+        """Before each slice of a long response."""
+        await self.service.turns.take(self.principal.identity)
+
 
 class PageRequest(msgspec.Struct, frozen=True):
-    """Which part of a list is wanted."""
+    """Which part of a list is wanted, and the turns in which it is built."""
 
-    limit: Limit = 1000
-    cursor: Cursor = None
+    limit: int = LIST_DEFAULT
+    cursor: str | None = None
+    take_turn: Turn = yield_once
 
 
 Call = NamedDependency[ApiCall]
 Page = NamedDependency[PageRequest]
+
+
+def make_page(call: Call, limit: Limit = LIST_DEFAULT, cursor: Cursor = None) -> PageRequest:
+    """The dependency `page`."""
+    return PageRequest(limit, cursor, call.take_turn)
 
 
 def split_names(text: str | None) -> list[str] | None:

@@ -1,4 +1,8 @@
-"""How the control listener responds to exceptions: an Error, one of Litestar's, or a bug."""
+"""How the control listener responds to exceptions: an Error, one of Litestar's, or a bug.
+
+The path is that of the scope. Litestar makes `request.url` from the Host header, which may be
+anything.
+"""
 
 from http import HTTPStatus
 from typing import Any
@@ -14,7 +18,7 @@ from forewarn.web.http_status import BUG, WrongMethod, control_body, headers_of,
 
 def _handle_error(request: Request[Any, Any, Any], error: Error) -> Response[bytes]:
     return Response(
-        control_body(error, request.url.path),
+        control_body(error, request.scope["path"]),
         status_code=status_of(error),
         media_type=MediaType.JSON,
         headers=headers_of(error),
@@ -23,7 +27,7 @@ def _handle_error(request: Request[Any, Any, Any], error: Error) -> Response[byt
 
 def _handle_http(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     """What Litestar rejects by itself: unknown paths, methods, parameters of a wrong type."""
-    path = request.url.path
+    path = request.scope["path"]
     if error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return _handle_bug(request, error)
     if error.status_code == HTTPStatus.NOT_FOUND:
@@ -40,7 +44,7 @@ def _handle_http(request: Request[Any, Any, Any], error: HTTPException) -> Respo
 
 
 def _handle_bug(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    log.error("request failed", exc_info=error, method=request.method, path=request.url.path)
+    log.error("request failed", exc_info=error, method=request.method, path=request.scope["path"])
     return _handle_error(request, BUG)
 
 

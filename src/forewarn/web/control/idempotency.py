@@ -2,16 +2,18 @@
 
     no record  -> RESERVED   before the operation; the record holds the operation's id
     RESERVED   -> STORED     after it; the record holds the response
-    RESERVED or STORED       expire after 24 hours; the oldest are deleted when there are too many
+    RESERVED or STORED       expire after 24 hours; when there are too many, the oldest of the
+                             tokens that have most are deleted
 
 If a server dies while RESERVED, or two servers get the request at the same time, the operation is
-repeated under the same id, and the rules recognise it.
+repeated under the same id, and the rules recognize it.
 """
 
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from weakref import WeakValueDictionary
@@ -70,7 +72,7 @@ class Idempotency(ASGIMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         request: Request[Any, Any, Any] = Request(scope, receive, send)
-        is_stored = request.method == "POST" and not request.route_handler.opt.get("is_secret")
+        is_stored = request.method == "POST" and not request.route_handler.opt.get("ignores_key")
         if not is_stored or HEADER not in request.headers:
             await next_app(scope, receive, send)
             return
@@ -81,7 +83,8 @@ class Idempotency(ASGIMiddleware):
                 f" got {value[:80]!r}",
                 field=HEADER,
             )
-        key = f"{KIND}/{_digest(scope['state']['principal'].identity.encode(), value.encode())}/"
+        token = _digest(scope["state"]["principal"].identity.encode())
+        key = f"{KIND}/{token}/{_digest(value.encode())}/"
         digest = _digest(scope["raw_path"], scope["query_string"], await request.body())
         async with self._locks.setdefault(key, asyncio.Lock()):  # retries wait, on this server
             stored = await self._reserve(key, digest)
@@ -153,11 +156,9 @@ class Idempotency(ASGIMiddleware):
         return stored
 
     async def _trim(self) -> None:
-        """Delete the oldest records beyond the limit, expired or not."""
+        """Delete records beyond the limit, expired or not."""
         try:
-            records = (await self._engine.store.load(f"{KIND}/")).records
-            by_age = sorted(records, key=lambda record: record.revision)
-            old = by_age[: max(len(by_age) - KEPT_MAX, 0)]
+            old = _select_old((await self._engine.store.load(f"{KIND}/")).records)
             for first in range(0, len(old), WRITES_MAX):
                 await self._delete(old[first : first + WRITES_MAX])
         except Unavailable as error:
@@ -170,6 +171,23 @@ class Idempotency(ASGIMiddleware):
                     transaction.put(record.key, None)
 
         await self._engine.update([record.key for record in records], decide, by=BY)
+
+
+def _select_old(records: Iterable[Record]) -> list[Record]:
+    """The records beyond the limit.
+
+    Kept are the newest of each token, then the second newest of each, and so on. So a token that
+    makes up keys without end pushes out its own, and those of no other token.
+    """
+    oldest_first = sorted(records, key=lambda record: record.revision)
+    counts = Counter[str]()
+    by_rank = list[tuple[int, Record]]()
+    for record in reversed(oldest_first):
+        token = record.key.split("/")[1]
+        by_rank.append((counts[token], record))
+        counts[token] += 1
+    by_rank.sort(key=lambda each: each[0])  # stable: within a rank, the newest first
+    return [record for _, record in by_rank[KEPT_MAX:]]
 
 
 def _decode(value: bytes | None) -> StoredResponse | None:

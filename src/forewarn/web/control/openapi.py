@@ -70,7 +70,12 @@ FIELDS = {
     "is_approved": "Whether the approvals suffice: it starts as soon as its turn comes.",
     "update_domain": "VMs of different update domains are not affected at the same time.",
     "impacts": "The state of the impact on each VM, once Started.",
+    "waits_for": "What has to happen before the impact goes on; empty if it runs, or is over.",
+    "problems": "What is wrong with it.",
     "started_at": "Null until it has started.",
+    "unreadable_since": "It does not start: its VMs have not been able to read it since then. Null"
+    " if they can.",
+    "unreadable_seconds": "How long its VMs could not read it, without the time since then.",
     "expires_at": "When the token expires; null for never.",
     "role": "What the holder of the token may do.",
     "text": "The token itself. It is shown only once.",
@@ -175,7 +180,7 @@ def _complete(operation: Json, handler: HTTPRouteHandler, method: str, schemas: 
         kinds.append(BodyTooLarge)
     if method == "POST":
         kinds.append(WrongMediaType)
-        if not handler.opt.get("is_secret"):
+        if not handler.opt.get("ignores_key"):
             kinds.append(KeyReused)
             parameters.append(IDEMPOTENCY_KEY)
     if any(parameter["in"] == "path" for parameter in parameters):

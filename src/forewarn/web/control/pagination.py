@@ -3,7 +3,6 @@
 A cursor is the key of the last item shown, so an item that exists throughout is shown exactly once.
 """
 
-import asyncio
 import base64
 import binascii
 from bisect import bisect_right
@@ -11,13 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
+from litestar import Response
+from litestar.serialization import encode_json
 
+from forewarn.engine.turns import SLICE, Turn
 from forewarn.errors import Invalid
 from forewarn.web.control.dependencies import PageRequest
+from forewarn.web.control.json_body import JsonBody
 
 CURSOR_LENGTH_MAX = 1000
-SLICE = 200
-"""Items that are built before yielding to the event loop."""
 
 Key = tuple[str, ...]
 _DECODER = msgspec.json.Decoder(Annotated[Key, msgspec.Meta(min_length=1)])
@@ -25,6 +26,7 @@ _DECODER = msgspec.json.Decoder(Annotated[Key, msgspec.Meta(min_length=1)])
 
 T = TypeVar("T")
 L = TypeVar("L", bound="Paged")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def name_key(name: str) -> Key:
@@ -53,9 +55,31 @@ async def build_page(
     shown, after = page(items, key, request.limit, request.cursor)
     built: list[object] = []
     for first in range(0, len(shown), SLICE):
+        await request.take_turn()
         built += build(shown[first : first + SLICE])
-        await asyncio.sleep(0)
     return list_type(built, total=total, next=after)
+
+
+async def render_list(shown: S, take_turn: Turn) -> Response[S]:
+    """A response with lists, encoded in slices, as they are built."""
+    body = JsonBody()
+    for number, (name, value) in enumerate(msgspec.structs.asdict(shown).items()):
+        body.add(b"%b%b:" % (b"," if number else b"{", encode_json(name)))
+        if isinstance(value, list):
+            await _add_items(body, value, take_turn)
+        else:
+            body.add(encode_json(value))
+    body.add(b"}")
+    return body.respond(take_turn)
+
+
+async def _add_items(body: JsonBody, items: Sequence[object], take_turn: Turn) -> None:
+    body.add(b"[")
+    for first in range(0, len(items), SLICE):
+        await take_turn()
+        encoded = b",".join(map(encode_json, items[first : first + SLICE]))
+        body.add(b"," + encoded if first else encoded)
+    body.add(b"]")
 
 
 def page(

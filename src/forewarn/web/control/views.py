@@ -1,24 +1,24 @@
 """What the control API returns: scopes, VMs, hosts and events, built from the board."""
 
-from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
-from functools import cache, partial
+from collections.abc import Iterable
+from datetime import datetime
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from forewarn import __version__
 from forewarn.core.event import Cause, Event, EventType, ImpactState, NoEvent, Source, Status
-from forewarn.core.fleet import Approval, AutoApprove, Power, Scope, ScopeKind
+from forewarn.core.fleet import Approval, AutoApprove, Power, RedeployMethod, Scope, ScopeKind
 from forewarn.core.lifecycle import is_enabled
-from forewarn.engine.board import Board, event_key
+from forewarn.core.readability import round_up, total
+from forewarn.engine.board import Board
 from forewarn.engine.engine import Engine
 from forewarn.engine.managed_hosts import ManagedHosts
 from forewarn.engine.operations import Difference, ScopedEvent
+from forewarn.engine.problems import Problem, Problems
 from forewarn.fleetfile.parser import format_budget
-from forewarn.web.control.dependencies import PageRequest
-from forewarn.web.control.pagination import Key, Paged, build_page, name_key
+from forewarn.web.control.pagination import Paged
 
 V = TypeVar("V", bound=msgspec.Struct)
 
@@ -68,13 +68,14 @@ class Landing(msgspec.Struct, frozen=True):
 
 
 class ImpactView(msgspec.Struct, frozen=True):
-    """The impact of a Started event on one VM."""
+    """The impact of a Started event on one VM. `waits_for` is empty if it runs, or is over."""
 
     vm: str
     state: ImpactState
     tries: int
     failures: int
     detail: str
+    waits_for: str
 
 
 class EventView(msgspec.Struct, frozen=True):
@@ -94,6 +95,8 @@ class EventView(msgspec.Struct, frozen=True):
     is_approved: bool
     impacts: tuple[ImpactView, ...]
     cause: Cause
+    unreadable_since: datetime | None
+    unreadable_seconds: int
 
 
 class PolicyView(msgspec.Struct, frozen=True):
@@ -105,6 +108,7 @@ class PolicyView(msgspec.Struct, frozen=True):
     couple_terminates: bool
     user_operations_max: int
     max_unavailable: int | str | None
+    redeploy: RedeployMethod
 
 
 class ScopeView(msgspec.Struct, frozen=True):
@@ -121,7 +125,7 @@ class ScopeView(msgspec.Struct, frozen=True):
 
 
 class VmView(msgspec.Struct, frozen=True):
-    """A VM, the ids of the events that name it, and its last poll."""
+    """A VM, the ids of the events that name it, its last poll, and what is wrong with it."""
 
     name: str
     scope: str
@@ -133,17 +137,32 @@ class VmView(msgspec.Struct, frozen=True):
     power: Power
     events: tuple[str, ...]
     seen_at: datetime | None
+    problems: tuple[Problem, ...]
 
 
 class DaemonView(msgspec.Struct, frozen=True):
-    """The daemon of a managed host, and since when it is connected or not."""
+    """The daemon of a managed host, and since when it is connected or not.
+
+    `problem` is why nothing can be done to the VMs of the host at present; empty if something can.
+    """
 
     is_connected: bool
     since: datetime
+    problem: str
+
+
+class UnmovableVm(msgspec.Struct, frozen=True):
+    """A VM that cannot run on another host, and why."""
+
+    vm: str
+    why: str
 
 
 class HostView(msgspec.Struct, frozen=True):
-    """A host, its VMs, and the ids of the events that name any of them."""
+    """A host, its VMs, the ids of the events that name any of them, and what is wrong with it.
+
+    `unmovable` are those of its VMs that its daemon knows to be bound to it.
+    """
 
     name: str
     vms: tuple[str, ...]
@@ -151,6 +170,8 @@ class HostView(msgspec.Struct, frozen=True):
     events: tuple[str, ...]
     state: Literal["connected", "unreachable", "unmanaged"]
     daemon: DaemonView | None
+    problems: tuple[Problem, ...]
+    unmovable: tuple[UnmovableVm, ...]
 
 
 class ScopeList(Paged, frozen=True):
@@ -179,6 +200,18 @@ class EventResult(msgspec.Struct, frozen=True):
     ] = None
 
 
+class OperationResult(EventResult, frozen=True):
+    """An operation that was accepted, although its impact may have to wait."""
+
+    waits_for: Annotated[
+        str,
+        msgspec.Meta(
+            description="What has to happen before the impact can begin, such as the return of a"
+            " host's daemon that is away; empty if nothing has."
+        ),
+    ] = ""
+
+
 class HostEvents(msgspec.Struct, frozen=True):
     """One event for each scope and update domain on the host."""
 
@@ -193,39 +226,26 @@ class DifferenceView(Difference, frozen=True):
     dry_run: bool
 
 
-def event_view(scope: Scope, event: Event) -> EventView:
+def event_view(problems: Problems, scope: Scope, event: Event) -> EventView:
     impacts = tuple(
-        view(ImpactView, impact) for impact in scope.impacts if impact.event_id == event.id
+        view(ImpactView, impact, waits_for=waits_for)
+        for impact, waits_for in problems.waits(scope, event.id)
     )
-    return view(EventView, event, scope=scope.name, impacts=impacts)
+    unreadable = {
+        "unreadable_since": event.unreadable_since if event.status is Status.SCHEDULED else None,
+        "unreadable_seconds": int(round_up(total(event.gaps)).total_seconds()),
+    }
+    return view(EventView, event, scope=scope.name, impacts=impacts, **unreadable)
 
 
-def event_result(placed: ScopedEvent | NoEvent) -> EventResult:
+def event_result(problems: Problems, placed: ScopedEvent | NoEvent) -> EventResult:
     if isinstance(placed, NoEvent):
         return EventResult(None, placed)
-    return EventResult(event_view(*placed))
+    return EventResult(event_view(problems, *placed))
 
 
-def host_events(placed: Iterable[ScopedEvent]) -> HostEvents:
-    return HostEvents([event_view(*one) for one in placed])
-
-
-async def event_list(
-    board: Board, request: PageRequest, ids: Sequence[str] | None = None
-) -> EventList:
-    """The live events with these ids, or all, oldest first."""
-    keys: Sequence[Key] = board.event_keys
-    if ids is not None:
-        found = (board.find_event(event_id.upper()) for event_id in set(ids))
-        keys = sorted(event_key(event) for _, event in filter(None, found))
-
-    def build(keys: Sequence[Key]) -> Iterator[EventView]:
-        for _, event_id in keys:
-            placed = board.find_event(event_id)
-            if placed is not None:
-                yield event_view(placed[0].scope, placed[1])
-
-    return await build_page(EventList, keys, lambda key: key, build, request)
+def host_events(problems: Problems, placed: Iterable[ScopedEvent]) -> HostEvents:
+    return HostEvents([event_view(problems, *one) for one in placed])
 
 
 def scope_view(engine: Engine, scope: Scope) -> ScopeView:
@@ -245,61 +265,17 @@ def scope_view(engine: Engine, scope: Scope) -> ScopeView:
     )
 
 
-Names = Sequence[str] | None
-
-
-def _select(names: Names, known: Container[str], everything: Sequence[str]) -> Sequence[str]:
-    """The known ones of these names in their order, or everything."""
-    return everything if names is None else sorted({name for name in names if name in known})
-
-
-async def scope_list(engine: Engine, request: PageRequest, names: Names = None) -> ScopeList:
-    scopes = engine.board.scopes
-    items = _select(names, scopes, engine.board.scope_names)
-
-    def build(names: Sequence[str]) -> Iterator[ScopeView]:
-        return (scope_view(engine, scopes[name].scope) for name in names if name in scopes)
-
-    return await build_page(ScopeList, items, name_key, build, request)
-
-
-async def vm_list(engine: Engine, request: PageRequest, names: Names = None) -> VmList:
-    items = _select(names, engine.board.vms, engine.board.vm_names)
-    return await build_page(VmList, items, name_key, partial(vm_views, engine), request)
-
-
-def vm_views(engine: Engine, names: Sequence[str]) -> Iterator[VmView]:
-    """Reads each scope once, not once for each of its VMs."""
-    board, wanted = engine.board, set(names)
-    views: dict[str, VmView] = {}
-    for published in {board.vms[name] for name in names if name in board.vms}:
-        scope = published.scope
-        seen = engine.last_polls.times(scope)
-        events: dict[str, list[str]] = defaultdict(list)
-        for event in scope.events:
-            for name in event.resources:
-                events[name].append(event.id)
-        for vm in scope.vms:
-            if vm.name in wanted:
-                views[vm.name] = view(
-                    VmView,
-                    vm,
-                    scope=scope.name,
-                    events=tuple(events.get(vm.name, ())),
-                    seen_at=datetime.fromtimestamp(seen[vm.name], UTC) if vm.name in seen else None,
-                )
-    return (views[name] for name in names if name in views)
-
-
-def host_view(board: Board, managed: ManagedHosts, name: str) -> HostView:
+def host_view(board: Board, managed: ManagedHosts, problems: Problems, name: str) -> HostView:
     scopes = [published.scope for published in board.scopes_on(name)]
     vms, record = board.hosts[name], managed.find(name)
-    is_connected = not managed.is_unreachable(name)
-    managed_state: Any = "connected" if is_connected else "unreachable"
+    problem = managed.reason(name)
+    managed_state: Any = "unreachable" if problem else "connected"
     return HostView(
         name=name,
         state=managed_state if record else "unmanaged",
-        daemon=DaemonView(is_connected, record.since) if record else None,
+        daemon=DaemonView(managed.has_contact(name), record.since, problem) if record else None,
+        problems=problems.of_host(name),
+        unmovable=tuple(UnmovableVm(*each) for each in managed.unmovable_on(name).items()),
         vms=tuple(sorted(vms)),
         scopes=tuple(scope.name for scope in scopes),
         events=tuple(
@@ -309,13 +285,3 @@ def host_view(board: Board, managed: ManagedHosts, name: str) -> HostView:
             if not vms.isdisjoint(event.resources)
         ),
     )
-
-
-async def host_list(
-    board: Board, managed: ManagedHosts, request: PageRequest, names: Names = None
-) -> HostList:
-    def build(names: Sequence[str]) -> Iterator[HostView]:
-        return (host_view(board, managed, name) for name in names if name in board.hosts)
-
-    items = _select(names, board.hosts, board.known_hosts)
-    return await build_page(HostList, items, name_key, build, request)

@@ -4,6 +4,7 @@ The limits come from the file descriptors that this process may have.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -155,10 +156,14 @@ class Admission:
         return any(self._evict(group) for group in groups)
 
     def _evict(self, group: Group) -> bool:
-        """Close an idle connection, the oldest first; busy ones move to the end of the group."""
+        """Close an idle connection, the oldest first."""
+        return self._evict_first(group, lambda connection: connection.is_evictable)
+
+    def _evict_first(self, group: Group, may_close: Callable[[TimedConnection], bool]) -> bool:
+        """Close the oldest that may be closed; the others move to the end of the group."""
         for _ in range(min(EVICTION_TRIES_MAX, len(group))):
             connection = next(iter(group))
-            if connection.is_evictable:
+            if may_close(connection):
                 self.release(connection)
                 connection.abort()
                 return True

@@ -1,4 +1,4 @@
-"""One HTTP connection and its limits: sizes, times, and the order in which connections are parsed.
+"""One HTTP connection and its limits: sizes, times, and its states.
 
 Uvicorn's protocol does the HTTP; this adds the limits that it lacks, and responds to what is not
 valid HTTP. Deadlines are checked once a second, so a request costs no timer. Nothing that a client
@@ -7,7 +7,6 @@ sends is logged: it could fill the log.
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from functools import partial
@@ -31,6 +30,7 @@ from forewarn.web.http.message import (
     encode_headers,
     plain_address,
 )
+from forewarn.web.http.parse_queue import ParseQueue
 from forewarn.web.http_status import BUG, HeadTooLarge, TooManyConnections, TooSlow, status_of
 
 TICK_SECONDS = 1.0
@@ -49,9 +49,7 @@ class ConnectionPolicy(Admission):
 
     `idle_at` and `stall_at` are the deadlines of what begins now. `can_replace`: a connection may
     pass its transport on to another (not with every uvicorn). Connections with more input than one
-    turn wait in a queue: one turn per iteration of the event loop, for all connections together.
-    However much clients pipeline, and on however many connections, the others are
-    delayed by one turn only.
+    turn wait in `parse_queue`.
     """
 
     def __init__(
@@ -65,10 +63,10 @@ class ConnectionPolicy(Admission):
         self.too_many = b""
         self.can_replace = True
         self.idle_at = self.stall_at = math.inf
-        self._turns: OrderedDict[Connection, None] = OrderedDict()
+        self.parse_queue = ParseQueue()
 
     def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
-        """A factory of connections; `arguments` are those of uvicorn's protocol."""
+        """A factory of connections; `arguments` are for uvicorn's protocol."""
         return partial(Connection, self, **arguments)
 
     def tick(self, state: ServerState, now: float) -> None:
@@ -84,18 +82,6 @@ class ConnectionPolicy(Admission):
         connections = cast("set[TimedConnection]", state.connections)
         for connection in [each for each in connections if each.due_at <= now]:
             connection.time_out()
-
-    def queue_turn(self, connection: "Connection") -> None:
-        """Continue parsing this connection after the others in the queue."""
-        if not self._turns:
-            asyncio.get_running_loop().call_soon(self._give_turn)
-        self._turns[connection] = None
-
-    def _give_turn(self) -> None:
-        connection, _ = self._turns.popitem(last=False)
-        if self._turns:
-            asyncio.get_running_loop().call_soon(self._give_turn)
-        connection.parse_turn()
 
     def response(self, error: Error, default_headers: Iterable[Header]) -> bytes:
         """A whole response, after which the connection is closed."""
@@ -168,8 +154,14 @@ class Connection(UvicornProtocol):
         return self.is_idle and not self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Never raises: the event loop would log it, and would not close the socket."""
         super().connection_made(transport)
-        self.address = self.identify()
+        try:
+            self.address = self.identify()
+        except Exception as error:
+            self.policy.throttled_log.warn("connection failed", error=error)
+            transport.abort()
+            return
         if not self.policy.admit(self):
             self.enter(ConnectionState.REJECTED)
             transport.write(self.policy.too_many)
@@ -217,7 +209,7 @@ class Connection(UvicornProtocol):
                 return self.flow.pause_reading()  # until `_continue`
             if left <= 0:
                 self.flow.pause_reading()
-                return self.policy.queue_turn(self)
+                return self.policy.parse_queue.add(self)
             left -= max(self._parse_piece(), PIECE_BYTES_MIN)
             if self.state is ConnectionState.IDLE:
                 left = 0
@@ -228,7 +220,7 @@ class Connection(UvicornProtocol):
         if self.transport.is_closing():
             self.unparsed.clear()
         elif self.unparsed:
-            self.policy.queue_turn(self)
+            self.policy.parse_queue.add(self)
         elif self.has_ended and self.state is not ConnectionState.RESPONDING:
             self.transport.close()
 
@@ -389,6 +381,7 @@ class Connection(UvicornProtocol):
         self.flow.resume_reading()  # a client that is still sending does not read the error
         if cycle is not None:
             cycle.disconnected = True
+            cycle.waiting_for_100_continue = False  # uvicorn would write after the end
             cycle.message_event.set()
         if cycle is None or not cycle.response_started:
             self.transport.write(self.policy.response(error, self.server_state.default_headers))

@@ -3,6 +3,7 @@
 The messages are part of the metadata protocol and never change (docs/protocol.md).
 """
 
+import re
 from collections.abc import Sequence
 
 from httptools import parse_url
@@ -11,6 +12,9 @@ from forewarn.errors import Error, Invalid
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.message import Header
 from forewarn.web.http_status import BodyTooLarge, HeadTooLarge, WrongHttpVersion
+
+HOST = re.compile(rb"(\[[^\]]*\]|[^:]*)(:[0-9]{0,5})?")
+"""An address in brackets or a name, and perhaps a port. Libraries fail at any other port."""
 
 
 def check_head(url: bytes, headers: Sequence[Header], version: str, limits: Limits) -> int:
@@ -25,6 +29,8 @@ def check_head(url: bytes, headers: Sequence[Header], version: str, limits: Limi
         )
     if hosts > 1 or (not hosts and version == "1.1"):
         raise Invalid(f"Bad request. Expected one Host header, got {hosts}")
+    if hosts and not HOST.fullmatch(dict(headers)[b"host"]):
+        raise Invalid("Bad request. Expected a host and a port of digits in the Host header")
     if not url.startswith(b"/") and parse_url(url).path is None:
         raise Invalid("Bad request. The URL of the request has no path")
     if length > limits.body_bytes_max:

@@ -17,7 +17,8 @@ Only a GET that returns the document, or that it has not changed, counts as a po
 
 import asyncio
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Callable, Set
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -53,7 +54,12 @@ from forewarn.web.http_status import (
     status_of,
 )
 from forewarn.web.metadata import request as requests
-from forewarn.web.metadata.client_identity import ClientIdentity, check_signed_time, identify
+from forewarn.web.metadata.client_identity import (
+    HOST,
+    ClientIdentity,
+    check_signed_time,
+    identify,
+)
 from forewarn.web.metadata.fast_path import document_headers, etag, render
 from forewarn.web.metadata.request import BodyError, MetadataRequest
 from forewarn.wire import approval, document, instance
@@ -72,7 +78,10 @@ def make_reply(
 
 
 class Metadata:
-    """`counts` has the responses by kind and status, `waiting` the long polls in progress."""
+    """`counts` has the responses by kind and status, `waiting` the long polls in progress.
+
+    `on_error` is called with the VM, the status and the problem of each poll that gets an error.
+    """
 
     def __init__(
         self,
@@ -80,6 +89,7 @@ class Metadata:
         config: Config,
         proxy_key: bytes = b"",
         tokens: Tokens | None = None,
+        on_error: Callable[[str, int, str], None] = lambda vm, status, problem: None,
     ) -> None:
         if Identify.PROXY in config.identify and not proxy_key:
             raise Invalid(
@@ -90,6 +100,7 @@ class Metadata:
         self._config = config
         self._proxy_key = proxy_key
         self._tokens = tokens
+        self._on_error = on_error
         rate = config.requests_per_second
         self._requests = TokenBucket(rate) if rate else None
         self._is_stopping = False
@@ -97,17 +108,20 @@ class Metadata:
         self.waiting = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        request = self._read(scope)
         try:
-            reply = await self._reply(self._read(scope), receive)
+            reply = await self._reply(request, receive)
         except ClientGone:
             return
         except Error as error:
             reply = error_reply(error)
             if reply.status >= 500:
                 self._engine.throttled_log.warn("guest request failed", problem=error.message)
+            self._report_error(request, kind_of(scope), reply.status, error.message)
         except Exception:
             log.exception("request failed", method=scope["method"], path=scope["path"])
             reply = error_reply(BUG)
+            self._report_error(request, kind_of(scope), reply.status, BUG.message)
         self.counts[kind_of(scope), reply.status] += 1
         await send(
             {"type": "http.response.start", "status": reply.status, "headers": list(reply.headers)}
@@ -132,6 +146,13 @@ class Metadata:
             join_headers(scope["headers"]),
             address,
         )
+
+    def _report_error(self, request: MetadataRequest, kind: str, status: int, problem: str) -> None:
+        """Of a poll by a known VM. What passes a host daemon is counted there."""
+        if kind != "document" or request.method != "GET" or HOST in request.headers:
+            return
+        with suppress(Error):
+            self._on_error(self._identify(request).vm, status, problem)
 
     async def _reply(self, request: MetadataRequest, receive: Receive) -> Reply:
         client = self._identify(request)

@@ -20,7 +20,7 @@ ID, SIGNATURE = b"x-instance-id", b"x-instance-id-signature"
 """The headers of OpenStack's metadata proxy; the signature is the HMAC-SHA256 of the id, in hex."""
 HOST, TIME = b"x-forewarn-host", b"x-forewarn-time"
 """Where a host daemon signs: the name of its token, whose digest is the key, and the time, which is
-signed with the id. So whoever has read a request can repeat it for a few minutes only.
+signed with the id. So a client that has read a request can repeat it for a few minutes only.
 """
 SIGNED_SECONDS_MAX = 300
 
@@ -51,14 +51,25 @@ def read_host_signature(headers: Mapping[bytes, bytes]) -> HostSignature | None:
     return HostSignature(name, vm_id, seconds, headers.get(SIGNATURE, b""))
 
 
-def accepted_times(clock: Clock) -> range:
+class AcceptedTimes(NamedTuple):
     """When a host daemon may have signed a request that arrives now.
 
-    If the machine's clock has jumped, either time may be right: guests must not all be refused.
+    If the machine's clock has jumped, either time may be right: guests must not all be refused. The
+    times between them are not.
     """
+
+    now: int
+    jumped: int
+
+    def __contains__(self, time: object) -> bool:
+        assert isinstance(time, int)
+        near = SIGNED_SECONDS_MAX
+        return abs(time - self.now) <= near or abs(time - self.jumped) <= near
+
+
+def accepted_times(clock: Clock) -> AcceptedTimes:
     now = int(clock.now().timestamp())
-    other = now + int(clock.jump_seconds)
-    return range(min(now, other) - SIGNED_SECONDS_MAX, max(now, other) + SIGNED_SECONDS_MAX + 1)
+    return AcceptedTimes(now, now + int(clock.jump_seconds))
 
 
 def check_signed_time(headers: Mapping[bytes, bytes], clock: Clock) -> None:

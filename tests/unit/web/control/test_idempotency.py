@@ -468,3 +468,32 @@ def test_response_to_a_store_failure_is_not_stored() -> None:
         assert (down.status_code, up.status_code) == (503, 202)
 
     main(act)
+
+
+def test_keys_of_one_token_do_not_push_out_those_of_another() -> None:
+    """An operator retries a restart; meanwhile another token makes up keys without end."""
+
+    async def act(world: World) -> None:
+        for name, secret in (("ann", "a" * 64), ("bob", "b" * 64)):
+            await world.service.tokens.create(name, Role.ADMIN, secret=secret, by="test")
+        ann, bob = (
+            {"authorization": f"Bearer fw_{name}_{name[0] * 64}"} for name in ("ann", "bob")
+        )
+        store = world.engine.store
+        first = await world.request("POST", RESTART, headers=KEY | ann)
+        (known,) = [record.key for record in (await store.load("answer/")).records]
+        await world.request("POST", RESTART, headers=KEY | bob)
+        (key,) = [one.key for one in (await store.load("answer/")).records if one.key != known]
+        prefix = key.rsplit("/", 2)[0]
+        for number in range(22):
+            writes = [Write(f"{prefix}/{number}-{one}/", b"x", 0) for one in range(100)]
+            await store.commit(writes)
+        for number in range(100):
+            await world.request("POST", RESTART, headers={"idempotency-key": f"b{number}"} | bob)
+
+        assert len((await store.load("answer/")).records) <= 2000 + 100
+        again = await world.request("POST", RESTART, headers=KEY | ann)
+        assert again.headers["idempotency-replayed"] == "true"
+        assert again.content == first.content
+
+    main(act)

@@ -1,5 +1,6 @@
 """Lists in pages: whatever changes meanwhile, what was there throughout is shown exactly once."""
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -8,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forewarn.errors import Invalid
-from forewarn.web.control.pagination import decode, encode, page
+from forewarn.web.control.dependencies import PageRequest
+from forewarn.web.control.pagination import build_page, decode, encode, name_key, page, render_list
+from forewarn.web.control.views import VmList
 from tests.unit.web.control_world import World, main
 
 NAMES = st.sets(st.text(max_size=5), max_size=12)
@@ -95,5 +98,28 @@ def test_invalid_cursor_is_reported_by_name() -> None:
 
     async def act(world: World) -> None:
         assert (await world.error("GET", "/api/v1/vms?cursor=zzz"))[:2] == (400, "invalid")
+
+    main(act)
+
+
+def test_polls_pass_between_the_slices_of_a_list() -> None:
+    """A page of 10,000 VMs is neither built nor encoded in one piece, and the fleet is not."""
+
+    async def act(world: World) -> None:
+        taken = 0
+
+        async def take_turn() -> None:
+            nonlocal taken
+            taken += 1
+
+        page = PageRequest(10_000, None, take_turn)
+        shown = await build_page(
+            VmList, [str(number) for number in range(100)], name_key, list, page
+        )
+        assert taken == 5
+        response = await render_list(shown, take_turn)
+        body: Any = response.content
+        assert taken == 10  # five slices more
+        assert json.loads(body)["vms"] == [str(number) for number in range(100)]
 
     main(act)

@@ -11,11 +11,7 @@ from litestar import Litestar
 from msgspec.structs import replace
 
 from forewarn.core.fleet import Scope, ScopeKind, Vm
-from forewarn.core.timing import Timing
-from forewarn.engine.engine import Engine
-from forewarn.lab.clock import VirtualClock
-from forewarn.store.memory import MemoryStore
-from forewarn.web.control import views
+from forewarn.web.control import lists, views
 from forewarn.web.control.dependencies import PageRequest
 from forewarn.web.control.routes.metrics import make_metrics_route
 from forewarn.web.http.admission import Limits
@@ -63,6 +59,10 @@ async def first_page(world: World, path: str) -> int:
     return await work_of(world.request("GET", path))
 
 
+async def list_vms(world: World, limit: int) -> views.VmList:
+    return await lists.vm_list(world.engine, world.service.hosts.problems, PageRequest(limit))
+
+
 @pytest.mark.parametrize("kind", ["vms", "scopes", "hosts", "events"])
 def test_page_cost_does_not_grow_with_the_fleet(kind: str) -> None:
     """Polls wait for a page that is made on the event loop, and anybody with a viewer's token may
@@ -99,7 +99,7 @@ def test_scrape_cost_does_not_grow_with_the_fleet() -> None:
 def test_page_of_vms_reads_each_scope_once() -> None:
     """Else a scope of a thousand VMs would be read a thousand times for one page."""
 
-    def crowd(size: int) -> Engine:
+    def crowd(size: int) -> World:
         members = [
             vm(Name(f"vm-{number:05}"), host=f"host-{number % 10}") for number in range(size)
         ]
@@ -110,16 +110,15 @@ def test_page_of_vms_reads_each_scope_once() -> None:
         scope = replace(
             scope, events=tuple(replace(event, resources=everybody) for event in scope.events)
         )
-        engine = Engine(MemoryStore(), VirtualClock(NOON), Timing())
-        engine.board.publish(scope, 1)
-        return engine
+        world = World()
+        world.engine.board.publish(scope, 1)
+        return world
 
     async def measure() -> tuple[int, int]:
         small, large = crowd(20), crowd(200)
-        await views.vm_list(small, PageRequest(1)), await views.vm_list(large, PageRequest(1))
-        return await work_of(views.vm_list(small, PageRequest(1000))), await work_of(
-            views.vm_list(large, PageRequest(1000))
-        )
+        for world in (small, large):
+            await list_vms(world, 1)
+        return await work_of(list_vms(small, 1000)), await work_of(list_vms(large, 1000))
 
     small, large = asyncio.run(measure())
     assert large < 15 * small
@@ -138,7 +137,7 @@ def test_building_a_large_page_does_not_block_polls() -> None:
                 await asyncio.sleep(0)
 
         polling = asyncio.create_task(poll())
-        shown = await views.vm_list(world.engine, PageRequest(10_000))
+        shown = await lists.vm_list(world.engine, world.service.hosts.problems, PageRequest(10_000))
         is_over = True
         await polling
         return len(shown.vms), turns
@@ -156,12 +155,13 @@ def test_lists_stay_in_order_while_the_fleet_changes() -> None:
     async def walk(world: World) -> list[list[str]]:
         board = world.engine.board
         vms, scopes = (
-            await views.vm_list(world.engine, PageRequest(99)),
-            await views.scope_list(world.engine, PageRequest(99)),
+            await lists.vm_list(world.engine, world.service.hosts.problems, PageRequest(99)),
+            await lists.scope_list(world.engine, PageRequest(99)),
         )
+        managed, problems = world.service.hosts.managed, world.service.hosts.problems
         hosts, events = (
-            await views.host_list(board, world.service.hosts.managed, PageRequest(99)),
-            await views.event_list(board, PageRequest(99)),
+            await lists.host_list(board, managed, problems, PageRequest(99)),
+            await lists.event_list(board, problems, PageRequest(99)),
         )
         assert [vms.total, scopes.total, hosts.total, events.total] == [
             len(vms.vms), len(scopes.scopes), len(hosts.hosts), len(events.events)

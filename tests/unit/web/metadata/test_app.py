@@ -76,6 +76,33 @@ def test_rejected_request_is_not_a_poll(
     run(main)
 
 
+def test_poll_of_a_known_vm_that_gets_an_error_is_reported() -> None:
+    """Somebody should know that this VM reads no notice: its own log is where nobody looks."""
+
+    async def main(guest: Guest) -> None:
+        await guest.call(EVENTS)
+        await guest.call(EVENTS, TRUE, (b"origin", b"http://page"))
+        assert guest.errors == [
+            ("web-0", 400, "Bad request. Required metadata header not specified"),
+            ("web-0", 403, "Forbidden. Requests from web pages are not accepted"),
+        ]
+
+    run(main)
+
+
+def test_errors_of_others_and_of_other_requests_are_not_reported_as_polls() -> None:
+    async def main(guest: Guest) -> None:
+        await guest.call(EVENTS, TRUE)
+        await guest.call("/metadata/nothing", TRUE)
+        await guest.call(EVENTS, method="POST")
+        await guest.call(EVENTS, TRUE, address="10.9.9.9")
+        signed = (b"x-forewarn-host", b"hostd")
+        assert (await guest.call(EVENTS, TRUE, signed)).status == 403, "the relay counts this"
+        assert guest.errors == []
+
+    run(main)
+
+
 def test_head_request_is_not_a_poll() -> None:
     async def main(guest: Guest) -> None:
         assert (await guest.call(EVENTS, TRUE, method="HEAD")).status == 200

@@ -187,6 +187,24 @@ def test_jump_of_the_servers_clock_refuses_no_guest(jump_seconds: float) -> None
     with_world(test)
 
 
+@pytest.mark.parametrize("days", [-10, 10])
+@pytest.mark.parametrize("from_jump", [False, True], ids=["old time", "new time"])
+def test_jump_of_the_servers_clock_accepts_no_time_between(days: int, *, from_jump: bool) -> None:
+    """After a jump of ten days, a request that was read a week ago must stay useless."""
+
+    async def test(world: World) -> None:
+        jump = timedelta(days=days)
+        world.engine.clock.jump_seconds = jump.total_seconds()
+        world.polls.tick(ServerState(), 0.0)
+        near = NOON + jump if from_jump else NOON
+        for seconds, is_accepted in ((-301, False), (-300, True), (300, True), (301, False)):
+            headers = signed(WEB_0, at=near + timedelta(seconds=seconds))
+            assert (world.poll(headers) is not None) == is_accepted, seconds
+        assert world.poll(signed(WEB_0, at=NOON + jump / 2)) is None
+
+    with_world(test)
+
+
 def test_expired_token_does_not_sign() -> None:
     async def test(world: World) -> None:
         hour = timedelta(hours=1)

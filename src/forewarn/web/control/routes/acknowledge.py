@@ -60,7 +60,7 @@ async def _acknowledge(
 ) -> Acknowledged:
     if version not in accepted:
         raise Invalid(f"api-version: expected {' or '.join(accepted)}, got {version!r}")
-    resource = request.url.path.partition(PROVIDER)[0]
+    resource = request.scope["path"].partition(PROVIDER)[0]
     for event_id in event_ids:
         scope, event = await call.service.operations.event(event_id)
         if not has_resource(scope, event.resources[0], resource):

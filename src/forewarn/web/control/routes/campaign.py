@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Literal
 
 import msgspec
-from litestar import Controller, get, post
+from litestar import Controller, Response, get, post
 from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 from msgspec import Meta
 
 from forewarn.campaign.budget import Blocker
+from forewarn.campaign.forecast import Forecast
 from forewarn.campaign.model import (
     MAX_HOSTS_MAX,
     PATTERNS_MAX,
@@ -25,19 +27,25 @@ from forewarn.campaign.model import (
     impact_duration,
 )
 from forewarn.campaign.rules import find_next_blocker
-from forewarn.core.event import Cause, EventType, Status
+from forewarn.core.event import Cause, EventType, Status, is_move
 from forewarn.engine.engine import Engine
-from forewarn.errors import CampaignOver, OverBudget, TooManyCampaigns, UnknownCampaign
+from forewarn.errors import CampaignOver, DaemonAway, OverBudget, TooManyCampaigns, UnknownCampaign
 from forewarn.fleetfile.parser import format_budget, parse_budget
 from forewarn.fleetfile.schema import MaxUnavailable
 from forewarn.web.control.dependencies import ApiCall, Call, Name, Page
-from forewarn.web.control.pagination import Key, Paged, build_page
-from forewarn.web.control.routes.host import DESCRIPTION, DURATION
+from forewarn.web.control.pagination import Key, Paged, build_page, render_list
+from forewarn.web.control.routes.host import (
+    ALLOW_UNREACHABLE,
+    DESCRIPTION,
+    DURATION,
+    refuse_unreachable,
+)
 from forewarn.web.control.views import view
 from forewarn.web.service import Service
 
 NUMBER_MAX = 10**12
 WAITING_HOSTS_MAX = 100
+UNMOVABLE_MAX = 1000
 
 ENDED_ERRORS = (UnknownCampaign, CampaignOver)
 Pattern = Annotated[str, Meta(min_length=1, max_length=128, description="1 to 128 characters")]
@@ -76,6 +84,7 @@ class NewCampaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     duration_seconds: Annotated[int | None, DURATION] = None
     description: Annotated[str | None, DESCRIPTION] = None
     plan: Annotated[bool, Meta(description="true to start nothing")] = False
+    allow_unreachable: Annotated[bool, ALLOW_UNREACHABLE] = False
 
     def spec(self) -> CampaignSpec:
         return view(
@@ -150,13 +159,34 @@ class BlockerView(msgspec.Struct, frozen=True):
     why: str
 
 
+class UnreachableHost(msgspec.Struct, frozen=True):
+    """A host on which nothing can be done at present, and why."""
+
+    host: str
+    why: str
+
+
+class UnmovableOnHost(msgspec.Struct, frozen=True):
+    """A VM that cannot leave its host, and why."""
+
+    host: str
+    vm: str
+    why: str
+
+
 class PlanView(msgspec.Struct, frozen=True):
-    """Hosts in waves, hosts that can never start, and hosts that cannot start at present."""
+    """Hosts in waves, hosts that can never start, and hosts that cannot start at present.
+
+    `unreachable` are hosts whose daemon is away, whatever else is said of them. If VMs are to move,
+    `unmovable` are those that cannot, as far as that is known: at most 1,000.
+    """
 
     waves: tuple[tuple[str, ...], ...]
     too_large: list[BlockerView]
     waiting: list[BlockerView]
     total: int
+    unreachable: list[UnreachableHost]
+    unmovable: list[UnmovableOnHost]
 
 
 class CampaignResult(msgspec.Struct, frozen=True):
@@ -175,14 +205,15 @@ class CampaignController(Controller):
     tags = ("Campaigns",)
 
     @get("/")
-    async def list_campaigns(self, call: Call, page: Page) -> CampaignList:
+    async def list_campaigns(self, call: Call, page: Page) -> Response[CampaignList]:
         """All campaigns, the latest first. The last thousand that are over are kept."""
         campaigns = call.service.campaigns.all()[::-1]
 
         def build(shown: Sequence[Campaign]) -> Iterator[CampaignView]:
             return (campaign_view(call.service, one, is_listed=True) for one in shown)
 
-        return await build_page(CampaignList, campaigns, _sort_key, build, page)
+        shown = await build_page(CampaignList, campaigns, _sort_key, build, page)
+        return await render_list(shown, page.take_turn)
 
     @get("/{campaign:str}", errors=(UnknownCampaign,))
     async def show_campaign(self, campaign: Name, call: Call) -> CampaignView:
@@ -191,11 +222,12 @@ class CampaignController(Controller):
         found = await service.engine.look_up(lambda: service.campaigns.find(campaign))
         return campaign_view(service, found)
 
-    @post("/", status_code=HTTP_202_ACCEPTED, errors=(OverBudget, TooManyCampaigns))
+    @post("/", status_code=HTTP_202_ACCEPTED, errors=(OverBudget, TooManyCampaigns, DaemonAway))
     async def start_campaign(self, data: JSONBody[NewCampaign], call: Call) -> CampaignResult:
         """Starts a campaign; with `plan` only returns its waves.
 
-        Refused if a host alone exceeds the budget of a scope.
+        Refused if a host alone exceeds the budget of a scope, and if the daemon of a host is away,
+        unless `allow_unreachable`.
         """
         service = call.service
         if data.plan:
@@ -205,10 +237,17 @@ class CampaignController(Controller):
                 too_large=_view_blockers(planned.too_large),
                 waiting=_view_blockers(planned.waiting),
                 total=len(planned.hosts) + len(planned.too_large),
+                unreachable=_list_unreachable(service, planned),
+                unmovable=_list_unmovable(service, planned, data.spec()),
             )
             return CampaignResult(plan=plan)
         operation_id = service.operations.new_id()
-        started = await service.campaigns.start(data.spec(), call.by, operation_id)
+
+        async def check(planned: Forecast) -> None:
+            if not data.allow_unreachable:
+                await refuse_unreachable(service, planned.hosts)
+
+        started = await service.campaigns.start(data.spec(), call.by, operation_id, check)
         return CampaignResult(campaign_view(service, started))
 
     @post("/{campaign:str}/pause", status_code=HTTP_200_OK, errors=ENDED_ERRORS)
@@ -273,6 +312,25 @@ def _view_run(engine: Engine, spec: CampaignSpec, run: HostRun) -> HostRunView:
 
 def _view_blockers(blockers: Iterable[Blocker]) -> list[BlockerView]:
     return [BlockerView(blocker.host, blocker.scope, str(blocker)) for blocker in blockers]
+
+
+def _list_unreachable(service: Service, planned: Forecast) -> list[UnreachableHost]:
+    reasons = ((host, service.hosts.managed.reason(host)) for host in planned.hosts)
+    return [UnreachableHost(host, reason) for host, reason in reasons if reason]
+
+
+def _list_unmovable(
+    service: Service, planned: Forecast, spec: CampaignSpec
+) -> list[UnmovableOnHost]:
+    if not is_move(spec.type, spec.cause):
+        return []
+    managed = service.hosts.managed
+    found = (
+        UnmovableOnHost(host, vm, why)
+        for host in planned.hosts
+        for vm, why in managed.unmovable_on(host).items()
+    )
+    return list(islice(found, UNMOVABLE_MAX))
 
 
 def _sort_key(campaign: Campaign) -> Key:

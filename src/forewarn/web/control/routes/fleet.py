@@ -1,16 +1,19 @@
 """The fleet: read it, apply a fleet file, get its schema."""
 
 import asyncio
+from itertools import islice
 from typing import Annotated, Any
 
-from litestar import Controller, MediaType, Response, get, put
+from litestar import Controller, Response, get, put
 from litestar.params import HeaderParameter, QueryParameter, RawBody
 
 from forewarn import errors
 from forewarn.auth.tokens import Role
-from forewarn.fleetfile.parser import compute_etag, dump_json, parse
+from forewarn.engine.turns import SLICE
+from forewarn.fleetfile.parser import compute_etag, dump_parts, parse
 from forewarn.fleetfile.schema import SCHEMA
 from forewarn.web.control.dependencies import Call
+from forewarn.web.control.json_body import JsonBody
 from forewarn.web.control.views import DifferenceView, view
 
 FLEET_BYTES_MAX = 64 * 1024 * 1024
@@ -32,10 +35,14 @@ class FleetController(Controller):
     @get("/")
     async def read_fleet(self, call: Call) -> Response[dict[str, Any]]:
         """The fleet as JSON that PUT accepts. Its ETag is for the If-Match of that PUT."""
-        # Any: Litestar sends bytes as they are, and the type documents their content.
-        body: Any = await asyncio.to_thread(lambda: dump_json(call.service.operations.fleet()))
-        headers = {"ETag": f'"{await asyncio.to_thread(compute_etag, body)}"'}
-        return Response(body, media_type=MediaType.JSON, headers=headers)
+        hosts = call.service.engine.declared_hosts()
+        parts = dump_parts(call.service.operations.definitions(), hosts)
+        body = JsonBody()
+        while slice_ := b"".join(islice(parts, SLICE)):
+            body.add(slice_)
+            await call.take_turn()
+        etag = await asyncio.to_thread(compute_etag, body.chunks)
+        return body.respond(call.take_turn, {"ETag": f'"{etag}"'})
 
     @put(
         "/",

@@ -19,8 +19,10 @@ async def check_readiness(call: Call) -> Health:
     engine = call.service.engine
     if engine.stale_since is not None:
         since = engine.stale_since.isoformat(timespec="seconds")
+        reason = f"cannot be used: {engine.unusable}" if engine.unusable else ""
+        problem = reason or f"has not been reachable since {since}"
         raise Unavailable(
-            f"the store has not been reachable since {since}; polls are answered from memory",
+            f"the store {problem}; polls are answered from memory",
             since=since,
         )
     if not engine.can_serve:

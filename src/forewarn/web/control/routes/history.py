@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import msgspec
-from litestar import Controller, get
+from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 from msgspec.structs import replace
@@ -71,13 +71,19 @@ class HistoryController(Controller):
             int, QueryParameter(ge=1, le=PAGE_MAX, description="Entries per page.")
         ] = 100,
         cursor: Cursor = None,
-    ) -> HistoryList:
+    ) -> Response[HistoryList]:
         """What happened, newest first: when, by whom, what and why."""
         wanted = replace(wanted, since=to_utc(since, "since"), until=to_utc(until, "until"))
         before = None if cursor is None else _decode_position(cursor)
-        page = await read(call.service.engine.store, wanted, limit=limit, before=before)
+        page = await read(
+            call.service.engine.store,
+            wanted,
+            limit=limit,
+            before=before,
+            take_turn=call.take_turn,
+        )
         after = None if page.next is None else pagination.encode((str(page.next),))
-        return HistoryList(page.entries, after)
+        return await pagination.render_list(HistoryList(page.entries, after), call.take_turn)
 
 
 def _decode_position(cursor: str) -> int:

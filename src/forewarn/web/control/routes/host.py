@@ -1,26 +1,62 @@
 """Hosts: list, show, maintenance and failures."""
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
-from litestar import Controller, delete, get, post
+from litestar import Controller, Response, delete, get, post
 from litestar.params import JSONBody, QueryParameter
 from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 
 from forewarn import errors
 from forewarn.core.event import Cause, EventType
-from forewarn.web.control import views
+from forewarn.core.fleet import Power
+from forewarn.web.control import lists, views
 from forewarn.web.control.dependencies import Call, Name, Names, Page, split_names, to_utc
+from forewarn.web.control.pagination import render_list
 from forewarn.web.control.routes.vm import EARLIEST_START, NOTICE, NoticeBody
 from forewarn.web.control.views import HostEvents, HostList, HostView
+from forewarn.web.service import Service
 
 HOST_ERRORS = (errors.UnknownHost, errors.AlreadyPending, errors.NoticeTooShort)
+LISTED_MAX = 5
 DURATION = msgspec.Meta(description="the length of the impact in whole seconds; -1 if unknown")
 FailImpacts = Annotated[
     bool, QueryParameter(description="Impacts that wait for the daemon fail; else it is refused.")
 ]
+Fenced = Annotated[
+    bool,
+    QueryParameter(
+        description="Its VMs are off, and stay off there: they may be started on other hosts."
+    ),
+]
+StillRunning = Annotated[
+    bool,
+    QueryParameter(description="Only the daemon goes: its VMs stay there, and run or not."),
+]
 DESCRIPTION = msgspec.Meta(description="text that VMs read")
+ALLOW_UNREACHABLE = msgspec.Meta(
+    description="true to announce it also where the daemon of a host is away: its VMs may be unable"
+    " to read it, and its impacts wait for the daemon"
+)
+
+
+async def refuse_unreachable(service: Service, hosts: Collection[str]) -> None:
+    """Refuse hosts on which nothing can be done at present, also by what other servers know."""
+    managed = service.hosts.managed
+    if any(map(managed.is_unreachable, hosts)):
+        await service.engine.catch_up()
+    reasons = {host: reason for host in hosts if (reason := managed.reason(host))}
+    if not reasons:
+        return
+    shown = [f"{host}: {reason}" for host, reason in reasons.items()]
+    more = f"; and {len(shown) - LISTED_MAX} more hosts" if len(shown) > LISTED_MAX else ""
+    raise errors.DaemonAway(
+        f"{'; '.join(shown[:LISTED_MAX])}{more}; VMs there may be unable to read an event, and its"
+        " impacts would wait; expected a daemon that is connected, or `allow_unreachable`",
+        hosts=sorted(reasons),
+    )
 
 
 class Maintenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,6 +67,7 @@ class Maintenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     duration_seconds: Annotated[int | None, DURATION] = None
     not_before: Annotated[datetime | None, EARLIEST_START] = None
     description: Annotated[str | None, DESCRIPTION] = None
+    allow_unreachable: Annotated[bool, ALLOW_UNREACHABLE] = False
 
 
 class ForgottenHost(msgspec.Struct, frozen=True):
@@ -42,16 +79,21 @@ class HostController(Controller):
     tags = ("Hosts",)
 
     @get("/")
-    async def list_hosts(self, call: Call, page: Page, names: Names = None) -> HostList:
+    async def list_hosts(self, call: Call, page: Page, names: Names = None) -> Response[HostList]:
         """All hosts that have VMs or are declared in the fleet file, or those that are named."""
         board, managed = call.service.engine.board, call.service.hosts.managed
-        return await views.host_list(board, managed, page, split_names(names))
+        return await render_list(
+            await lists.host_list(board, managed, call.problems, page, split_names(names)),
+            page.take_turn,
+        )
 
     @get("/{host:str}", errors=(errors.UnknownHost,))
     async def show_host(self, host: Name, call: Call) -> HostView:
         """A host, its VMs, and the ids of the events that name any of them."""
         engine, managed = call.service.engine, call.service.hosts.managed
-        return await engine.look_up(lambda: views.host_view(engine.board, managed, host))
+        return await engine.look_up(
+            lambda: views.host_view(engine.board, managed, call.problems, host)
+        )
 
     @delete(
         "/{host:str}/daemon",
@@ -59,17 +101,44 @@ class HostController(Controller):
         errors=(errors.UnknownHost, errors.Refused),
     )
     async def forget_daemon(
-        self, host: Name, call: Call, *, fail_impacts: FailImpacts = False
+        self,
+        host: Name,
+        call: Call,
+        *,
+        fail_impacts: FailImpacts = False,
+        fenced: Fenced = False,
+        still_running: StillRunning = False,
     ) -> ForgottenHost:
-        """Removes a host daemon that is gone for good. Its VMs stay in the fleet."""
-        await call.service.hosts.managed.forget(host, by=call.by, fail_impacts=fail_impacts)
+        """Removes a host daemon that is gone for good. Its VMs stay in the fleet.
+
+        If it has VMs, either `fenced` or `still_running` is required.
+        """
+        if fenced and still_running:
+            raise errors.Invalid("expected `fenced` or `still_running`, not both")
+        vms = Power.STOPPED if fenced else Power.UNKNOWN if still_running else None
+        await call.service.hosts.managed.forget(
+            host, by=call.by, fail_impacts=fail_impacts, vms=vms
+        )
         return ForgottenHost(host)
 
-    @post("/{host:str}/maintain", status_code=HTTP_202_ACCEPTED, errors=HOST_ERRORS)
+    @post(
+        "/{host:str}/maintain",
+        status_code=HTTP_202_ACCEPTED,
+        errors=(*HOST_ERRORS, errors.DaemonAway),
+    )
     async def maintain_host(
         self, host: Name, call: Call, data: JSONBody[Maintenance]
     ) -> HostEvents:
-        """Schedules maintenance of every VM on the host: an event per scope and update domain."""
+        """Schedules maintenance of every VM on the host: an event per scope and update domain.
+
+        Refused if the daemon of the host is away, unless `allow_unreachable`.
+        """
+        service = call.service
+        await service.engine.look_up(lambda: service.engine.board.scopes_on(host))
+        if not data.allow_unreachable and service.hosts.managed.is_unreachable(host):
+            await service.engine.catch_up()
+            if not service.operations.is_repeated(host):
+                await refuse_unreachable(service, [host])
         placed = await call.service.operations.maintain(
             host,
             by=call.by,
@@ -79,16 +148,18 @@ class HostController(Controller):
             description=data.description,
             not_before=to_utc(data.not_before),
         )
-        return views.host_events(placed)
+        return views.host_events(call.problems, placed)
 
     @post("/{host:str}/degrade", status_code=HTTP_202_ACCEPTED, errors=HOST_ERRORS)
     async def degrade_host(self, host: Name, call: Call, data: NoticeBody = NOTICE) -> HostEvents:
         """Schedules a Redeploy of every VM on the host, because its hardware is failing."""
         not_before = to_utc(data.not_before)
         placed = await call.service.operations.degrade(host, by=call.by, not_before=not_before)
-        return views.host_events(placed)
+        return views.host_events(call.problems, placed)
 
     @post("/{host:str}/fail", status_code=HTTP_202_ACCEPTED, errors=HOST_ERRORS)
     async def fail_host(self, host: Name, call: Call) -> HostEvents:
         """Reports that the host has failed: its VMs restart now, without notice."""
-        return views.host_events(await call.service.operations.fail(host, by=call.by))
+        return views.host_events(
+            call.problems, await call.service.operations.fail(host, by=call.by)
+        )

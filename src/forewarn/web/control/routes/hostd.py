@@ -21,7 +21,14 @@ BODY_BYTES_MAX = 8 * 1024 * 1024
 class HostDaemonController(Controller):
     path = "/api/v1/hosts/{host:str}"
     tags = ("Host daemons",)
-    opt = MappingProxyType({"role": Role.HOST, "errors": (errors.HostTaken,)})
+    opt = MappingProxyType(
+        {
+            "role": Role.HOST,
+            "ignores_key": True,
+            "is_limited": True,
+            "errors": (errors.HostTaken,),
+        }
+    )
 
     @post("/work", status_code=HTTP_200_OK, request_max_body_size=BODY_BYTES_MAX)
     async def request_work(self, host: Name, call: Call, data: JSONBody[WorkRequest]) -> Work:

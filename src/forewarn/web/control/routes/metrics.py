@@ -78,10 +78,22 @@ class ServiceCollector(Collector):
         yield _gauge("vms", "VMs of the fleet.", len(board.vms))
         text = "Running VMs without a poll for an hour, in scopes that were polled within a day."
         yield _gauge("vms_silent", text, engine.last_polls.silent_count)
+        text = "Running VMs that get only errors, or have stopped polling when they moved."
+        unserved = self._service.hosts.unserved
+        yield _gauge("vms_unserved", text, unserved.counts(), "reason")
+        text = "Errors that guests got from the relays of the hosts connected here, by reason."
+        refused = {
+            (host, reason): count
+            for host, counts in list(unserved.refusals.items())
+            for reason, count in counts.items()
+        }
+        yield _counter("relay_refused", text, refused, "host", "reason")
         yield _gauge("hosts", "Hosts of the fleet.", len(board.known_hosts))
         text = "Managed hosts whose daemon has no contact with any server."
         unreachable = self._service.hosts.managed.count_unreachable()
         yield _gauge("hosts_unreachable", text, unreachable)
+        text = "VMs that two hosts run at the same time: both copies write to their disk."
+        yield _gauge("vms_duplicate", text, self._service.hosts.duplicates.count())
         text = "Records of a newer version, or damaged: read-only here."
         yield _gauge("records_unreadable", text, len(engine.unreadable))
         text = "Difference between the machine's clock and ours after a jump."

@@ -6,8 +6,9 @@ from litestar import Controller, MediaType, Response, get
 from litestar.params import QueryParameter
 
 from forewarn.errors import Invalid, UnknownScope
-from forewarn.web.control import views
+from forewarn.web.control import lists, views
 from forewarn.web.control.dependencies import Call, Name, Names, Page, split_names
+from forewarn.web.control.pagination import render_list
 from forewarn.web.http.message import BLANK_LINE
 from forewarn.web.metadata.fast_path import render
 from forewarn.wire.versions import VERSIONS
@@ -21,9 +22,12 @@ class ScopeController(Controller):
     tags = ("Scopes",)
 
     @get("/")
-    async def list_scopes(self, call: Call, page: Page, names: Names = None) -> views.ScopeList:
+    async def list_scopes(
+        self, call: Call, page: Page, names: Names = None
+    ) -> Response[views.ScopeList]:
         """All scopes, or those that are named, by name."""
-        return await views.scope_list(call.service.engine, page, split_names(names))
+        shown = await lists.scope_list(call.service.engine, page, split_names(names))
+        return await render_list(shown, page.take_turn)
 
     @get("/{name:str}", errors=(UnknownScope,))
     async def show_scope(self, name: Name, call: Call) -> views.ScopeView:

@@ -62,7 +62,7 @@ class SessionController(Controller):
         """Who sends this request, and facts about the service."""
         return session_view(request, call.service, call.principal, authenticator)
 
-    @post("/", status_code=HTTP_200_OK, is_public=True, is_secret=True)
+    @post("/", status_code=HTTP_200_OK, is_public=True, ignores_key=True)
     async def sign_in(
         self,
         request: Request[Any, Any, Any],
@@ -117,5 +117,5 @@ def _make_cookie(request: Request[Any, Any, Any], value: str, max_age: int) -> C
         max_age=max_age,
         httponly=True,
         samesite="strict",
-        secure=request.url.scheme == "https",
+        secure=request.scope["scheme"] == "https",
     )

@@ -16,6 +16,7 @@ from litestar.params import HeaderParameter, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 
 from forewarn.engine.entry import first_number, last_number
+from forewarn.engine.turns import Turn, yield_once
 from forewarn.errors import Error
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.query import EntryFilter
@@ -73,6 +74,7 @@ async def follow_stream(
         is_allowed=make_permission(
             service, request.headers.get("authorization", ""), request.cookies.get(COOKIE, "")
         ),
+        take_turn=call.take_turn,
     )
     return ServerSentEvent(messages, headers={"Cache-Control": "no-store"})
 
@@ -98,6 +100,7 @@ async def follow_history(
     by: str = "",
     is_allowed: Callable[[], bool] = lambda: True,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    take_turn: Turn = yield_once,
 ) -> AsyncGenerator[ServerSentEventMessage, None]:
     """The messages of one stream.
 
@@ -122,9 +125,10 @@ async def follow_history(
             values = await feed.after(number)
             if oldest := await feed.gap_after(number, values):
                 yield _gap(number, oldest)
-            for entry in wanted.select(values):
+            async for entry in wanted.select(values, take_turn):
                 if entry.number <= number:
                     continue  # of the same commit as the last entry that the client has
+                await take_turn()  # a client may read the whole history
                 yield Message(id=entry.number, data=msgspec.json.encode(entry))
                 heartbeat_at = clock() + heartbeat_seconds
             if values:

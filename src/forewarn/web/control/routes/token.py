@@ -72,7 +72,7 @@ class TokenController(Controller):
         """All tokens, by name, without their secrets."""
         return token_list(call.service)
 
-    @post("/", status_code=HTTP_201_CREATED, errors=(Refused,), is_secret=True)
+    @post("/", status_code=HTTP_201_CREATED, errors=(Refused,), ignores_key=True)
     async def create_token(self, data: JSONBody[NewToken], call: Call) -> CreatedToken:
         """Creates a token. Its text is in this response only.
 

@@ -21,7 +21,8 @@ from tests.unit.web.control_world import FLEET, NOON, World, main, make_client
 
 EVENT_MEMBERS = (
     "id type status source scope update_domain resources not_before duration_seconds description"
-    " created_at started_at approvals is_approved impacts cause"
+    " created_at started_at approvals is_approved impacts cause unreadable_since"
+    " unreadable_seconds"
 )
 
 
@@ -51,8 +52,11 @@ def test_restart_returns_the_scheduled_event() -> None:
                 "is_approved": False,
                 "impacts": [],
                 "cause": "user-restart",
+                "unreadable_since": None,
+                "unreadable_seconds": 0,
             },
             "reason": None,
+            "waits_for": "",
         }
         assert list(response.json()["event"]) == EVENT_MEMBERS.split()
 
@@ -94,6 +98,7 @@ def test_restart_without_polling_vms_has_no_event() -> None:
                 "code": "not-polled",
                 "message": "no VM of web has polled in the last 24h",
             },
+            "waits_for": "",
         }
 
     main(act, is_polled=False)
@@ -322,6 +327,8 @@ def test_scopes_vms_and_hosts_reference_each_other() -> None:
             "events": [id_],
             "state": "unmanaged",
             "daemon": None,
+            "problems": [],
+            "unmovable": [],
         }
 
     main(act)
@@ -588,7 +595,7 @@ def test_bug_is_a_500_without_a_traceback() -> None:
     """What is wrong inside belongs in the log, not on the wire."""
 
     class Broken(Operations):
-        def fleet(self) -> Any:
+        def definitions(self) -> Any:
             raise RuntimeError("the secret inside")
 
     async def act(world: World) -> None:

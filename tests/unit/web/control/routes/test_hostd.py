@@ -9,9 +9,9 @@ from forewarn.auth.tokens import Role
 from tests.unit.engine.hostd_world import Daemon, World, reported, run
 
 BODIES: list[dict[str, Any]] = [
-    {"session": "s1"},
-    {"session": "s1", "inventory": {"vms": []}},
-    {"session": "s1", "is_leaving": True},
+    {"session": "s1", "machine": "m1"},
+    {"session": "s1", "machine": "m1", "inventory": {"vms": []}},
+    {"session": "s1", "machine": "m1", "is_leaving": True},
 ]
 
 
@@ -70,9 +70,30 @@ def test_daemon_cannot_act_on_the_vms_of_another_host() -> None:
     run(test)
 
 
+def test_idempotency_key_of_a_daemon_is_ignored_and_not_stored() -> None:
+    """Its calls may be repeated without one, and its keys must not push out those of operators."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        headers = daemon.headers | {"idempotency-key": "k"}
+        for power in ("running", "stopped"):
+            inventory = {"vms": [reported("web-0", power=power)]}
+            body = {"session": "s1", "machine": daemon.machine, "inventory": inventory}
+            response = await daemon.server.client.post(
+                daemon.url("work"), headers=headers, json=body
+            )
+            assert response.status_code == 200
+            assert "idempotency-replayed" not in response.headers
+        await world.settle()
+        assert world.servers[1].vm("web-0").power == "stopped"
+        assert (await world.store.load("answer/")).records == ()
+
+    run(test)
+
+
 RUNNING = {"event_id": "e", "vm": "web-0", "tries": 1}
 FORGED = {**RUNNING, "result": {"host": "../x"}}
-S: dict[str, Any] = {"session": "s"}
+S: dict[str, Any] = {"session": "s", "machine": "m"}
 BAD: list[tuple[Any, str]] = [
     (b"{", "body: Input data was truncated"),
     (b"[]", "body: expected"),

@@ -14,6 +14,7 @@ from forewarn.core.command import Approve, Cancel, Claim, Finish, Seen, Tick
 from forewarn.core.event import EventType
 from forewarn.engine.engine import Engine
 from forewarn.errors import StoreLost
+from forewarn.platform.remote import RefusalReason, WorkRequest
 from forewarn.web.control.routes.metrics import make_metrics_route
 from forewarn.web.http.admission import Limits
 from forewarn.web.metadata.fast_path import Polls
@@ -198,5 +199,32 @@ def test_readyz_fails_until_the_server_has_its_lease_again() -> None:
         assert number(await read(guest), "forewarn_ready") == 0
         guest.engine.server_lease = await guest.engine.store.lease("server/one-2", 10)
         assert guest.engine.can_serve
+
+    run(telling)
+
+
+def test_guests_that_a_relay_refused_are_counted_by_host_and_reason() -> None:
+    """The daemon has no metrics of its own: its servers have them."""
+
+    async def telling(guest: Guest) -> None:
+        counts = {RefusalReason.NOT_A_VM: 12, RefusalReason.IN_DOUBT: 3}
+        guest.service.hosts.unserved.report("host-a", WorkRequest("s1", "m1", refusals=counts))
+        numbers, name = await read(guest), "forewarn_relay_refused_total"
+
+        assert number(numbers, name, host="host-a", reason="not-a-vm") == 12
+        assert number(numbers, name, host="host-a", reason="in-doubt") == 3
+
+    run(telling)
+
+
+def test_unserved_vms_are_counted_by_reason_from_zero() -> None:
+    """An alert needs a number before the first VM is counted."""
+
+    async def telling(guest: Guest) -> None:
+        numbers, name = await read(guest), "forewarn_vms_unserved"
+        reasons = {
+            dict(labels)["reason"]: n for (each, labels), n in numbers.items() if each == name
+        }
+        assert reasons == {"errors": 0, "moved": 0}
 
     run(telling)

@@ -22,6 +22,8 @@ from forewarn.web.control.routes.stream import (
     follow_history,
     make_permission,
 )
+from tests.history import write_history
+from tests.unit.history.test_query import joined
 from tests.unit.web.control_world import PLAIN_FLEET, World, main
 
 SECRET = "5" * 64
@@ -357,3 +359,49 @@ def test_a_long_history_is_sent_entry_by_entry() -> None:
         assert numbers[:6] == NUMBERS
 
     main(act, PLAIN_FLEET)
+
+
+def test_polls_pass_between_the_entries_of_a_stream() -> None:
+    """A viewer may read the whole history again and again."""
+
+    async def run() -> None:
+        store = MemoryStore()
+        await write_history(store, *(joined(number) for number in range(50)))
+        messages = follow_history(HistoryFeed(store), EntryFilter(), 0)
+        turns, last = 0, asyncio.Event()
+
+        async def read() -> None:
+            for _ in range(51):
+                await anext(messages)
+            last.set()
+
+        reading = asyncio.create_task(read())
+        while not last.is_set():
+            await asyncio.sleep(0)
+            turns += 1
+        await reading
+        await messages.aclose()
+
+        assert turns >= 50
+
+    asyncio.run(run())
+
+
+def test_polls_pass_while_a_stream_finds_nothing() -> None:
+    """A filter that matches few entries does not make a stream read a page in one piece."""
+
+    async def run() -> None:
+        store, taken = MemoryStore(), 0
+        await write_history(store, *(joined(number) for number in range(50)))
+
+        async def take_turn() -> None:
+            nonlocal taken
+            taken += 1
+
+        values = await store.history()
+        for wanted in (EntryFilter(vm="vm-49"), EntryFilter(vm="absent")):
+            taken = 0
+            assert len([entry async for entry in wanted.select(values, take_turn)]) <= 1
+            assert taken == 2  # of 20 values each
+
+    asyncio.run(run())

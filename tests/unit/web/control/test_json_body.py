@@ -1,0 +1,84 @@
+"""Long responses: in chunks of limited size, with a turn before each."""
+
+import asyncio
+from typing import Any
+
+from litestar.response import Stream
+
+from forewarn.fleetfile.parser import dump_json, parse
+from forewarn.web.control.json_body import CHUNK_BYTES, JsonBody
+from tests.unit.web.control_world import World, main
+
+VMS = 3000
+LARGE_FLEET = "scopes:\n" + "".join(
+    f"  - {{name: scope-{number:04}, kind: vm, vms: [{{name: vm-{number:04}, host: h}}]}}\n"
+    for number in range(VMS)
+)
+
+
+def test_a_large_body_takes_a_turn_before_each_chunk() -> None:
+    """Megabytes that are joined and written at once delay polls by milliseconds."""
+
+    async def run() -> None:
+        turns = 0
+
+        async def take_turn() -> None:
+            nonlocal turns
+            turns += 1
+
+        body = JsonBody()
+        for _ in range(1000):
+            body.add(b"x" * 1000)
+
+        response = body.respond(take_turn)
+        assert isinstance(response, Stream)
+        iterator: Any = response.iterator
+        chunks = [(turns, chunk) async for chunk in iterator]
+
+        assert [taken for taken, _ in chunks] == list(range(1, 17))
+        assert all(len(chunk) <= CHUNK_BYTES + 1000 for _, chunk in chunks)
+        assert b"".join(chunk for _, chunk in chunks) == b"x" * 1_000_000
+
+    asyncio.run(run())
+
+
+def test_a_large_fleet_and_list_arrive_whole_and_with_their_length() -> None:
+    """A client that reads by Content-Length gets all of it, and the ETag that PUT compares."""
+
+    async def act(world: World) -> None:
+        await world.operations.apply(parse(LARGE_FLEET.encode(), "large"), by="ann")
+
+        response = await world.request("GET", "/api/v1/fleet")
+        assert len(response.content) > 2 * CHUNK_BYTES
+        assert response.content == dump_json(world.operations.fleet())
+        assert response.headers["content-length"] == str(len(response.content))
+        again = await world.request(
+            "PUT",
+            "/api/v1/fleet",
+            content=response.content,
+            headers={"If-Match": response.headers["etag"]},
+        )
+        assert again.status_code == 200
+
+        response = await world.request("GET", "/api/v1/vms?limit=10000")
+        assert len(response.content) > 2 * CHUNK_BYTES
+        assert response.headers["content-type"] == "application/json"
+        assert response.headers["content-length"] == str(len(response.content))
+        assert [vm["name"] for vm in response.json()["vms"]] == [
+            f"vm-{number:04}" for number in range(VMS)
+        ]
+
+    main(act)
+
+
+def test_the_fleet_is_read_as_it_was_when_the_request_began() -> None:
+    """It is sent in slices; a mix of two fleets could be applied again by mistake."""
+
+    async def act(world: World) -> None:
+        before = world.operations.fleet()
+        definitions = world.operations.definitions()
+        first = next(definitions)
+        await world.operations.apply(parse(LARGE_FLEET.encode(), "large"), by="ann")
+        assert (first, *definitions) == before.scopes
+
+    main(act)
