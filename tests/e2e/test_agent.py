@@ -231,7 +231,7 @@ def test_sighup_loads_rules_and_a_wrong_file_keeps_them(scope: Scope, agent: Age
     agent.send(signal.SIGHUP)
     assert eventually(lambda: fetch(f"{url}/readyz")[0], lambda status: status == 200)
     metric = 'forewarn_agent_steps_total{phase="recover",result="done"} 1'
-    assert metric in fetch(f"{url}/metrics")[1]
+    eventually(lambda: fetch(f"{url}/metrics")[1], lambda metrics: metric in metrics)
 
 
 def test_drainz_shows_a_pending_event(scope: Scope, agent: AgentProcess) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from forewarn.agent import settings
+from forewarn.agent.rules import Rule
 from forewarn.agent.steps import KINDS, make_step
 from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase
 from forewarn.client import Event
@@ -164,6 +166,51 @@ def test_kubernetes_cordons_evicts_and_uncordons(tmp_path: Path) -> None:
         run("kubernetes", kubernetes(api, tmp_path), "recover")
 
         assert (api.node["spec"], api.node["metadata"]["annotations"]) == ({}, {})
+
+
+@pytest.mark.system
+def test_kubernetes_example_of_the_page_uncordons_the_node(tmp_path: Path) -> None:
+    """Its recover step must find the node that its prepare step cordoned."""
+    with serving(tmp_path, Pod("a")) as api:
+        rule = example(
+            "kubernetes",
+            ('"web-0"', '"n1"'),
+            ("https://10.0.0.1:6443", api.url),
+            ("/etc/forewarn", str(tmp_path)),
+        )
+        run_phase(rule, WorkflowPhase.PREPARE)
+
+        assert api.node["spec"] == {"unschedulable": True}
+        run_phase(rule, WorkflowPhase.RECOVER)
+
+        assert (api.node["spec"], api.node["metadata"]["annotations"]) == ({}, {})
+
+
+def test_file_example_of_the_page_restores_the_files(tmp_path: Path) -> None:
+    ready, draining = tmp_path / "ready", tmp_path / "nginx-draining"
+    ready.write_text("ok")
+    rule = example("file", ("/var/www/health", str(tmp_path)), ("/run/", f"{tmp_path}/"))
+    run_phase(rule, WorkflowPhase.PREPARE)
+
+    assert (ready.exists(), draining.read_text()) == (False, "maintenance\n")
+    run_phase(rule, WorkflowPhase.RECOVER)
+
+    assert (ready.read_text(), draining.exists()) == ("ok", False)
+
+
+def example(kind: str, *replaced: tuple[str, str]) -> Rule:
+    """The rule with the example of this kind in docs/steps.md, for this machine."""
+    page = (Path(__file__).parents[2] / "docs" / "steps.md").read_text()
+    text = page.split(f"\n## {kind}\n")[1].split("```toml\n")[1].split("```")[0]
+    for written, here in replaced:
+        text = text.replace(written, here)
+    (rule,) = settings.parse(f'[[rule]]\nname = "r"\n{text}', "docs/steps.md").rules
+    return rule
+
+
+def run_phase(rule: Rule, phase: WorkflowPhase) -> None:
+    for planned in rule.steps(phase):
+        planned.step.run(StepContext(EVENT, phase, "web-0", time.monotonic() + 20))
 
 
 @pytest.mark.system

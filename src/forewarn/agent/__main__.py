@@ -5,6 +5,7 @@ Exit codes as in docs/cli.md.
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import NoReturn
 
 from forewarn import __version__
 from forewarn.agent import daemon, settings
+from forewarn.agent.config_reader import suggest
 from forewarn.agent.participant_socket import request_status
 from forewarn.agent.status import to_text
 from forewarn.client import EndpointError
@@ -38,8 +40,11 @@ def exit_of(error: Error) -> int:
 
 class AgentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line."""
-        self.exit(USAGE, f"{self.prog}: {message}; try '{self.prog} --help'\n")
+        """One line. A mistyped command gets a suggestion."""
+        if typed := re.match(r"argument COMMAND: invalid choice: '(.*)' \(", message):
+            message = f"no such command '{typed[1]}'; {suggest(typed[1], COMMANDS)}"
+        separator = " Try" if message.endswith("?") else "; try"
+        self.exit(USAGE, f"{self.prog}: {message}{separator} '{self.prog} --help'\n")
 
 
 def make_parser(program: str) -> AgentParser:
@@ -83,6 +88,8 @@ def _check(options: argparse.Namespace) -> None:
     for rule in rules:
         approve = "never (hold)" if rule.hold else rule.approve
         print(f"{rule.name}: {', '.join(rule.types) or 'all types'}, approve {approve}")
+        for target in rule.left_changed:
+            print(f"{rule.name}: warning: no recover step undoes {target}")
     print(f"{options.config} is valid: {len(rules)} rule(s)")
 
 

@@ -32,13 +32,6 @@ from typing import (
 from forewarn.errors import Invalid
 
 SHOWN_LENGTH_MAX = 60
-REMOVED = {
-    "lease": 'use leader = "first" or approve = "when-prepared-and-quiet" in the rule',
-    "systemctl": "systemctl is found by PATH",
-    "to": 'systemd collects the agent\'s log; for syslog use run = ["logger", "text"]',
-    "wall": 'use run = ["wall", "text"]',
-}
-"""Keys of earlier versions, and what to use instead."""
 
 T = TypeVar("T")
 Convert = Callable[[object, str], Any]
@@ -114,8 +107,6 @@ def reject(path: str, value: object, expected: str) -> NoReturn:
 
 
 def reject_unknown(what: str, name: str, known: Iterable[str], path: str) -> NoReturn:
-    if name in REMOVED:
-        raise Invalid(f"{path}: no longer supported; {REMOVED[name]}", field=path)
     raise Invalid(f"{path}: unknown {what}; {suggest(name, known)}", field=path)
 
 

@@ -119,6 +119,9 @@ class Daemon:
     def _load(self) -> AgentSettings:
         """The file, with the endpoint that is actually used."""
         settings = load(self.options.config)
+        for rule in settings.rules:
+            for target in rule.left_changed:
+                log.warning("no recover step undoes a step", rule=rule.name, step=target)
         endpoint = self.options.endpoint or settings.endpoint
         return replace(settings, endpoint=discover(self.environ, endpoint=endpoint))
 

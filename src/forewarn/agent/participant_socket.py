@@ -1,9 +1,11 @@
 """The Unix socket on which local programs register, are notified, and answer. `forewarn agent
 status` uses it too. docs/agent.md describes the protocol: lines of JSON in both directions.
 
-Each connection has a thread, which only reads. Writes never block: what does not fit into the
-kernel's buffer ends the connection. So a program that does not read, sends garbage or disconnects
-affects only its own connection, and the agent no longer waits for it.
+Each connection has a thread, which only reads. Writes to a registered program never block: what
+does not fit into the kernel's buffer ends the connection. So a program that does not read, sends
+garbage or disconnects affects only its own connection, and the agent no longer waits for it. The
+status, which may have megabytes, is written by the thread of its connection, within the time limit
+of a connection without a program.
 """
 
 import json
@@ -24,6 +26,8 @@ CONNECTIONS_MAX = PROGRAMS_MAX + 8
 LINE_BYTES_MAX = 4096
 UNREAD_BYTES_MAX = 512 * 1024
 """The kernel's buffer for what a program has not read. A line has at most about 200 KiB."""
+STATUS_BYTES_MAX = 64 * 1024 * 1024
+"""Documents have at most 1 MiB, and a status has the events of some of them."""
 MODE = 0o660
 
 GetStatus = Callable[[], Mapping[str, object]]
@@ -99,15 +103,23 @@ class ProgramConnection(socketserver.StreamRequestHandler):
         try:
             request = _parse(line)
             if "status" in request:
-                self.send({"status": self.server.get_status()})
+                self._send_status()
             else:
                 self.server.programs.handle(self, request)
         except Error as error:
             self.send({"problem": error.message})
 
+    def _send_status(self) -> None:
+        """A registered program gets notices from other threads, which must not wait for it."""
+        status = {"status": self.server.get_status()}
+        if self in self.server.programs.programs:
+            self.send(status)
+        else:
+            self.request.sendall(_encode(status))
+
     def send(self, message: Mapping[str, object]) -> None:
         """From any thread."""
-        line = json.dumps(message, default=str).encode() + b"\n"
+        line = _encode(message)
         with self._lock:
             try:
                 is_complete = self.request.send(line, socket.MSG_DONTWAIT) == len(line)
@@ -125,14 +137,24 @@ def request_status(path: Path, *, timeout_seconds: float = 5.0) -> dict[str, obj
             connection.connect(str(path))
             connection.sendall(b'{"status": true}\n')
             with connection.makefile("rb") as responses:
-                response = json.loads(responses.readline(UNREAD_BYTES_MAX))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise Unavailable(f"no agent responds at {path}: {reason}") from error
+                line = responses.readline(STATUS_BYTES_MAX)
+    except OSError as error:
+        raise Unavailable(f"no agent responds at {path}: {error.strerror or error}") from error
+    if not line.endswith(b"\n"):
+        problem = f"the status is incomplete after {len(line)} bytes"
+        raise Unavailable(f"the agent at {path} did not respond in full: {problem}")
+    try:
+        response = json.loads(line)
+    except (ValueError, RecursionError):
+        response = line[:100]
     status = response.get("status") if isinstance(response, dict) else None
     if not isinstance(status, dict):
         raise Unavailable(f"{path} is not an agent's socket: its response is {response!r:.100}")
     return status
+
+
+def _encode(message: Mapping[str, object]) -> bytes:
+    return json.dumps(message, default=str).encode() + b"\n"
 
 
 def _parse(line: bytes) -> dict[str, object]:

@@ -45,12 +45,13 @@ MARKS = (EntryKind.LATE, EntryKind.APPROVING, EntryKind.APPROVED, EntryKind.FINI
 class StepRecord(NamedTuple):
     """The last entry of a step, its description, and how long it took if it was done.
 
-    The description is compared with the step's: the configuration may change before the next start.
+    The fingerprint is compared with the step's: the configuration may change before the next start.
     """
 
     kind: EntryKind
     name: str = ""
     seconds: float | None = None
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,12 @@ class Progress:
     marks: frozenset[EntryKind] = frozenset()
     resources: tuple[str, ...] = ()
 
-    def is_step_over(self, phase: WorkflowPhase, index: int, name: str) -> bool:
+    def is_step_over(self, phase: WorkflowPhase, index: int, fingerprint: str) -> bool:
         """A step that began and has no end recorded is in doubt, and runs again."""
         step = self.steps.get((phase, index))
-        return step is not None and step.name == name and step.kind is not EntryKind.STEP_BEGUN
+        if step is None or step.kind is EntryKind.STEP_BEGUN:
+            return False
+        return step.fingerprint == fingerprint
 
     def has_step_failed(self, phase: WorkflowPhase, index: int) -> bool:
         step = self.steps.get((phase, index))
@@ -124,7 +127,7 @@ def fold(progress: Progress | None, kind: EntryKind, facts: Facts) -> Progress:
     index, name, seconds = facts["index"], facts.get("step", ""), facts.get("seconds")
     if not isinstance(index, int) or not (seconds is None or math.isfinite(seconds)):
         raise ValueError(f"step {index!r} took {seconds!r} seconds; expected finite numbers")
-    step = StepRecord(kind, str(name), seconds)
+    step = StepRecord(kind, str(name), seconds, str(facts.get("fingerprint", "")))
     return replace(progress, steps={**progress.steps, (phase, index): step})
 
 
@@ -134,8 +137,10 @@ def entries(progress: Progress) -> Iterator[tuple[EntryKind, Facts]]:
     yield EntryKind.SEEN, {**seen, "resources": progress.resources}
     for phase in sorted(progress.begun):
         yield EntryKind.BEGUN, {"phase": phase}
-    for (phase, index), (kind, name, seconds) in sorted(progress.steps.items()):
-        yield kind, {"phase": phase, "index": index, "step": name, "seconds": seconds}
+    for (phase, index), step in sorted(progress.steps.items()):
+        name, seconds, fingerprint = step.name, step.seconds, step.fingerprint
+        facts = {"step": name, "seconds": seconds, "fingerprint": fingerprint}
+        yield step.kind, {"phase": phase, "index": index, **facts}
     for phase in sorted(progress.ended):
         yield EntryKind.ENDED, {"phase": phase, "is_stopped": phase in progress.stopped}
     for kind in sorted(progress.marks):

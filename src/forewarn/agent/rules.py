@@ -24,18 +24,15 @@ from forewarn.agent.config_reader import (
     tables,
 )
 from forewarn.agent.steps import KINDS, make_step
-from forewarn.agent.steps.base import Step, WorkflowPhase
+from forewarn.agent.steps.base import ReversibleStep, Step, WorkflowPhase
 from forewarn.client import Document, Event
 from forewarn.errors import Invalid
 
 TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+DELETING_TYPES = {"preempt", "terminate"}
 SOURCES = ("Platform", "User")
 STEPS_MAX = 64
 LIMIT_SECONDS_MAX = 7 * 24 * 3600
-LEADER_FORM = (
-    "'first' ('lease' is no longer supported; approve = \"when-prepared-and-quiet\" lets one VM go"
-    " at a time)"
-)
 
 
 class Concerns(StrEnum):
@@ -122,12 +119,40 @@ class Rule:
     lead_seconds: Bounds = ANY
     scope: tuple[str, ...] = ()
     approve: ApproveWhen = ApproveWhen.NEVER
-    leader: Annotated[str, checked(LEADER_FORM, lambda value: value == "first")] = "first"
+    leader: Annotated[str, checked("'first'", lambda value: value == "first")] = "first"
     hold: bool = False
     applications: bool = True
     prepare: Steps = ()
     start: Steps = ()
     recover: Steps = ()
+
+    def __post_init__(self) -> None:
+        """A recover step that is for another target undoes nothing: the node would stay cordoned.
+
+        One that may be for the same target is only warned of, as `left_changed`.
+        """
+        changed = (*self._reversible(WorkflowPhase.PREPARE), *self._reversible(WorkflowPhase.START))
+        for step in self._reversible(WorkflowPhase.RECOVER):
+            if changed and all(step.is_for_another(each) for each in changed):
+                target = min(each.target() for each in changed)
+                raise SettingError("recover", f"the same target as in prepare or start, {target}")
+
+    @property
+    def left_changed(self) -> tuple[str, ...]:
+        """What prepare or start changes and recover does not change back. A VM that is deleted
+        never recovers.
+        """
+        if self.types and not {*map(str.casefold, self.types)} - DELETING_TYPES:
+            return ()
+        changed = self._targets(WorkflowPhase.PREPARE) | self._targets(WorkflowPhase.START)
+        return tuple(sorted(changed - self._targets(WorkflowPhase.RECOVER)))
+
+    def _targets(self, phase: WorkflowPhase) -> set[str]:
+        return {step.target() for step in self._reversible(phase)}
+
+    def _reversible(self, phase: WorkflowPhase) -> list[ReversibleStep]:
+        steps = (planned.step for planned in self.steps(phase))
+        return [step for step in steps if isinstance(step, ReversibleStep)]
 
     def steps(self, phase: WorkflowPhase) -> tuple[PlannedStep, ...]:
         steps: tuple[PlannedStep, ...] = getattr(self, phase)

@@ -1,4 +1,6 @@
-"""The agent's configuration file: TOML, read once into values. No other file is opened."""
+"""The agent's configuration file: TOML, read once into values. No other file is opened, but who may
+write the file and the hooks that it names is checked.
+"""
 
 import re
 import tomllib
@@ -9,9 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from forewarn.agent.config_reader import Key, checked, is_text, number, read, reject, tables
+from forewarn.agent.ownership import check_ownership
 from forewarn.agent.rules import PlannedStep, Rule
 from forewarn.agent.steps import make_step
-from forewarn.agent.steps.base import WorkflowPhase
+from forewarn.agent.steps.base import RunsFiles, WorkflowPhase
 from forewarn.client.backoff import PERIOD_SECONDS
 from forewarn.client.http1 import Endpoint
 from forewarn.client.protocol import API_VERSION, DEFAULT_ENDPOINT, TIMEOUT_SECONDS
@@ -66,7 +69,10 @@ class AgentSettings:
 
 
 def load(path: Path) -> AgentSettings:
-    """The settings in a file. Raises Invalid if it cannot be read or is wrong."""
+    """The settings in a file. Raises Invalid if it cannot be read or is wrong, or if others may
+    write it or its hooks.
+    """
+    check_ownership(path)
     try:
         with path.open("rb") as file:
             content = file.read(BYTES_MAX + 1)
@@ -78,7 +84,10 @@ def load(path: Path) -> AgentSettings:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise Invalid(f"{path}: expected UTF-8: {error}", file=str(path)) from error
-    return parse(text, str(path))
+    settings = parse(text, str(path))
+    for each in _files_to_run(settings.rules):
+        check_ownership(each)
+    return settings
 
 
 def parse(text: str, source: str) -> AgentSettings:
@@ -128,6 +137,12 @@ def _check_unique_names(rules: tuple[Rule, ...]) -> None:
     for index, name in enumerate(names):
         if name in names[:index]:
             reject(f"rule[{index}].name", name, "a unique name")
+
+
+def _files_to_run(rules: tuple[Rule, ...]) -> list[Path]:
+    planned = (one for rule in rules for phase in WorkflowPhase for one in rule.steps(phase))
+    steps = dict.fromkeys(one.step for one in planned if isinstance(one.step, RunsFiles))
+    return [file for step in steps for file in step.files()]
 
 
 def _add_hooks(settings: AgentSettings) -> AgentSettings:

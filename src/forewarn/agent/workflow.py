@@ -28,7 +28,7 @@ from forewarn.agent.rules import (
     seconds_to_not_before,
 )
 from forewarn.agent.status import Counters, WorkflowStatus
-from forewarn.agent.steps.base import StepContext, WorkflowPhase
+from forewarn.agent.steps.base import StepContext, WorkflowPhase, fingerprint
 from forewarn.client import ClientClock, Event
 from forewarn.errors import Error
 from forewarn.log import log
@@ -246,7 +246,7 @@ class Workflow:
         for index, planned in enumerate(steps):
             if self._interrupt.is_set():
                 return True
-            if not self.progress.is_step_over(phase, index, planned.step.describe()):
+            if not self.progress.is_step_over(phase, index, fingerprint(planned.step)):
                 self._warn_if_late(phase, index)
                 self._run_step(phase, index, steps[index:])
             must_succeed = planned.on_failure is OnFailure.STOP
@@ -264,7 +264,8 @@ class Workflow:
             self._end_step(EntryKind.STEP_CUT, phase, index, problem="no time left")
             return
         self._step = step.describe()
-        context.journal.write(key, EntryKind.STEP_BEGUN, phase=phase, index=index, step=self._step)
+        facts = {"step": self._step, "fingerprint": fingerprint(step)}
+        context.journal.write(key, EntryKind.STEP_BEGUN, phase=phase, index=index, **facts)
         self._log("step started", phase=phase, step=self._step, seconds=round(seconds, 1))
         event, now = self._event_for(phase), context.clock.monotonic
         try:
@@ -281,9 +282,10 @@ class Workflow:
         self._end_step(EntryKind.STEP_DONE, phase, index, seconds=took)
 
     def _end_step(self, kind: EntryKind, phase: WorkflowPhase, index: int, **facts: object) -> None:
-        step = self.rule.steps(phase)[index].step.describe()
-        result = kind.removeprefix("step-")
-        self._unwritten = (kind, {"phase": phase, "index": index, "step": step, **facts})
+        ended = self.rule.steps(phase)[index].step
+        step, result = ended.describe(), kind.removeprefix("step-")
+        where = {"phase": phase, "index": index, "fingerprint": fingerprint(ended)}
+        self._unwritten = (kind, {**where, "step": step, **facts})
         self._write_step_end()
         self._context.counters.add("steps", phase=phase, result=result)
         level = logging.INFO if kind is EntryKind.STEP_DONE else logging.WARNING
@@ -318,6 +320,7 @@ class Workflow:
 
     def _wait_for_programs(self) -> None:
         programs = self._context.programs
+        self._step = "waiting for local programs"
         while not programs.all_ready(self.event.id):
             if self._context.clock.monotonic() >= self._prepare_deadline:
                 self._log("local programs were not ready in time", logging.WARNING)

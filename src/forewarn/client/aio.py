@@ -10,7 +10,7 @@ from contextlib import aclosing, suppress
 from typing import Any, Self, TypeVar
 
 from forewarn.client.backoff import PERIOD_SECONDS, WAIT_SECONDS, PollSchedule
-from forewarn.client.client import BaseClient
+from forewarn.client.client import BaseClient, keep_alive
 from forewarn.client.errors import EndpointError
 from forewarn.client.http1 import READ_BYTES, ConnectionClosed, Endpoint, Reader, Response
 from forewarn.client.models import Document
@@ -142,6 +142,7 @@ class AsyncConnection:
                 self._streams = await asyncio.open_connection(
                     self._endpoint.host, self._endpoint.port
                 )
+                keep_alive(self._streams[1].get_extra_info("socket"))
             stream, writer = self._streams
             writer.write(data)
             while response is None:

@@ -38,6 +38,15 @@ CLOSE_CHECK_SECONDS = 0.05
 """How soon a pending connect notices that the client was closed."""
 CONNECTING = (0, errno.EINPROGRESS, errno.EWOULDBLOCK)
 CLOSED = "this client is closed"
+KEEPALIVE = {
+    "TCP_KEEPIDLE": 3,
+    "TCP_KEEPALIVE": 3,  # what macOS calls it
+    "TCP_KEEPINTVL": 1,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 6000,  # the same for a request that is not acknowledged, in milliseconds
+}
+"""A peer that is gone is noticed after 6 seconds, and one that knows nothing of the connection, as
+after a live migration, after 3. A system that lacks one of these options uses its own values."""
 
 T = TypeVar("T")
 
@@ -183,7 +192,7 @@ class Client(BaseClient["EndpointConnection"]):
         return self._cache.put(self._send(self._api.document()))
 
     def wait(self, timeout_seconds: float, *, since: Document | None = None) -> Document:
-        """The document once it differs from `since`, or after the timeout.
+        """The document once it differs from `since`, or after the timeout, at most an hour.
 
         Without `since`, the last document returned here is used; threads that share a client
         should pass their own. An endpoint that does not support waiting responds immediately,
@@ -264,6 +273,21 @@ class Client(BaseClient["EndpointConnection"]):
             return request.read(connection.send(request.data, limit))
 
 
+class SocketOptions(Protocol):
+    """A socket, or what asyncio shows of one."""
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
+
+
+def keep_alive(connected: SocketOptions) -> None:
+    """Let the connection fail when its peer is gone, so that a long poll does not wait for it."""
+    with suppress(OSError):  # it helps, and is not needed
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:
+                connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 @dataclass(eq=False)
 class EndpointConnection:
     """A keep-alive connection. One thread sends; any thread may interrupt it.
@@ -330,6 +354,7 @@ class EndpointConnection:
                 self.close()
                 failure = error
             else:
+                keep_alive(new_socket)
                 return new_socket
         raise failure
 

@@ -53,10 +53,11 @@ class Endpoint:
     def parse(cls, url: str) -> "Endpoint":
         try:
             split = urlsplit(url)
-            host, port = (split.hostname or "").encode("idna").decode(), split.port or 80
+            host = (split.hostname or "").encode("idna").decode()
+            port = 80 if split.port is None else split.port
         except ValueError:
-            host = ""
-        if not host or not _URL.fullmatch(url):
+            host, port = "", 0
+        if not host or not port or not _URL.fullmatch(url):
             raise Invalid(
                 f"endpoint is {brief(url)}; expected a URL like http://169.254.169.254",
                 endpoint=url,

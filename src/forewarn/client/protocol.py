@@ -1,6 +1,7 @@
 """Requests of a guest, and how their responses are read. No I/O: both clients share this."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,8 @@ API_VERSION = "2020-07-01"
 INSTANCE_VERSION = "2021-02-01"
 TIMEOUT_SECONDS = 10.0
 CACHE_SECONDS_MAX = 60.0
+WAIT_SECONDS_MAX = 3600.0
+"""No endpoint holds a request longer, and a lost connection must be noticed some time."""
 APPROVED_MAX = 1024
 
 _RETRYABLE = (404, 408, 410, 429)
@@ -93,6 +96,9 @@ class Api:
 
     def wait(self, timeout_seconds: float, known: Document | None) -> ApiRequest[Document]:
         """A long poll, or a plain one without a known document to compare with."""
+        if math.isnan(timeout_seconds):
+            raise Invalid("timeout_seconds is nan; expected a number")
+        timeout_seconds = min(timeout_seconds, WAIT_SECONDS_MAX)
         if known is None or not known.etag:
             return self.document()
         headers = {"If-None-Match": known.etag}

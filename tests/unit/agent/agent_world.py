@@ -72,9 +72,9 @@ class RecordingStep:
     """Records its name in `ran`, then has its effect."""
 
     name: str
-    ran: list[str]
-    effect: Callable[[StepContext], None] = do_nothing
-    contexts: list[StepContext] = field(default_factory=list)
+    ran: list[str] = field(compare=False)
+    effect: Callable[[StepContext], None] = field(default=do_nothing, compare=False)
+    contexts: list[StepContext] = field(default_factory=list, compare=False)
 
     def describe(self) -> str:
         return self.name

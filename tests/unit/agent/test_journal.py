@@ -344,7 +344,6 @@ def test_journal_of_version_0_2_is_read(path: Path) -> None:
     progress = journal.progress["E1"]
     assert (progress.event, progress.rule, progress.resources) == (reboot(), "drain", ("web-0",))
     assert progress.is_prepared
-    assert progress.is_step_over(WorkflowPhase.PREPARE, 0, "run a")
     assert progress.steps[WorkflowPhase.PREPARE, 0].seconds == 1.5
     assert progress.marks == {EntryKind.LATE, EntryKind.APPROVING}
     assert not list(path.parent.glob("*.damaged"))

@@ -34,6 +34,57 @@ def test_check_lists_the_rules(config: Path, capsys: pytest.CaptureFixture[str])
     )
 
 
+@pytest.mark.parametrize(
+    ("types", "warnings"),
+    [
+        ([], ['all: warning: no recover step undoes kubernetes = {node = "n"}']),
+        (
+            ["Terminate", "Reboot"],
+            ['all: warning: no recover step undoes kubernetes = {node = "n"}'],
+        ),
+        (["terminate", "Preempt"], []),
+    ],
+)
+def test_check_warns_of_a_node_that_stays_cordoned(
+    config: Path, capsys: pytest.CaptureFixture[str], types: list[str], warnings: list[str]
+) -> None:
+    """Only a VM that is deleted needs no recover step."""
+    chosen = f"types = {types}\n" if types else ""
+    config.write_text(
+        f"[[rule]]\nname = 'all'\n{chosen}prepare = [{{kubernetes = {{node = 'n'}}}}]"
+    )
+
+    assert main(["check", "--config", str(config)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "warning" in line] == warnings
+
+
+@pytest.mark.parametrize(
+    ("prepare", "recover", "warning"),
+    [
+        ("node = 'n', server = 'https://a:1'", "", '{node = "n", server = "https://a:1"}'),
+        ("", "node = 'n'", "{}"),
+        ("node = 'n'", "node = 'n', server = 'https://a:1'", '{node = "n"}'),
+        ("node = 'n'", "node = 'n', token_file = '/etc/uncordon.token', ca_file = '/ca'", ""),
+        ("node = 'n', evict = false", "node = 'n'", ""),
+    ],
+)
+def test_check_warns_of_a_recover_step_that_may_be_for_another_node(
+    config: Path, capsys: pytest.CaptureFixture[str], prepare: str, recover: str, warning: str
+) -> None:
+    """The environment may name the same node, and the account that uncordons may be another one."""
+    config.write_text(
+        f"[[rule]]\nname = 'all'\nprepare = [{{kubernetes = {{{prepare}}}}}]\n"
+        f"recover = [{{kubernetes = {{{recover}}}}}]"
+    )
+
+    assert main(["check", "--config", str(config)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert lines == (
+        [f"all: warning: no recover step undoes kubernetes = {warning}"] if warning else []
+    )
+
+
 def test_check_reports_a_wrong_field_in_one_line(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,6 +94,22 @@ def test_check_reports_a_wrong_field_in_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"forewarn-agent: {config}:1: rule[0].approve: expected one of never")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [("chek", "did you mean 'check'? Try"), ("xyz", "expected one of run, status, check; try")],
+)
+def test_mistyped_command_gets_a_suggestion(
+    capsys: pytest.CaptureFixture[str], typed: str, hint: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([typed])
+
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        f"forewarn-agent: no such command '{typed}'; {hint} 'forewarn-agent --help'\n"
+    )
 
 
 def test_run_rejects_a_wrong_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import json
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -296,6 +297,49 @@ def test_connection_that_does_not_register_is_closed(path: Path, time: Time) -> 
 
 def test_status_is_returned(path: Path, programs: Participants) -> None:
     assert request_status(path) == {"name": "web-0"}
+
+
+@pytest.mark.parametrize("size", [600_000, 8_000_000])
+def test_large_status_is_returned_in_full(path: Path, time: Time, size: int) -> None:
+    """A document of 606 KB, which the client accepts, once made `agent status` fail."""
+    large: dict[str, object] = {"workflows": ["x" * 1000] * (size // 1000)}
+    with serving(path, time, lambda: large):
+        assert request_status(path) == large
+
+
+def test_status_for_a_client_that_does_not_read_is_dropped(path: Path, time: Time) -> None:
+    """Its thread must not stay forever."""
+
+    has_ended = threading.Event()
+
+    class Hurried(ParticipantSocket):
+        register_seconds_max = 0.2
+
+        def shutdown_request(self, request: object) -> None:
+            super().shutdown_request(request)
+            has_ended.set()
+
+    with serving(path, time, lambda: {"x": "x" * 8_000_000}, kind=Hurried), Program(path) as idle:
+        idle.send_json(status=True)
+
+        assert has_ended.wait(20)
+
+
+def test_incomplete_status_is_reported(path: Path) -> None:
+    def respond(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(100)
+            connection.sendall(b'{"status"')
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=respond, args=(listening,))
+        thread.start()
+        with pytest.raises(Unavailable, match=r"did not respond in full: .* after 9 bytes"):
+            request_status(path)
+        thread.join()
 
 
 def test_status_without_an_agent_is_an_error(path: Path) -> None:

@@ -97,7 +97,7 @@ WRONG = [
     ("poll_seconds = 0.5", "agent.toml: poll_seconds: expected a number from 1 to 60, got 0.5"),
     ("poll_seconds = nan", "agent.toml: poll_seconds: expected a number from 1 to 60, got nan"),
     ("wait_seconds = true", "wait_seconds: expected a number from 0 to 300, got True"),
-    ('lease = "/x"', 'agent.toml: lease: no longer supported; use leader = "first" or approve'),
+    ('lease = "/x"', "agent.toml: lease: unknown key; expected one of endpoint, name, journal"),
     ("rule = 1", "agent.toml: rule: expected a list of at most 256 tables, got 1"),
     ("rule = [1]", "agent.toml: rule[0]: expected a table, got 1"),
     ("\n[[rule]]\n", "agent.toml:2: rule[0].name: expected a unique name, got nothing"),
@@ -111,7 +111,19 @@ WRONG = [
     (RULE + "types = []", "agent.toml:1: rule[0].types: expected a list of Freeze"),
     (RULE + "scope = [1]", "agent.toml:1: rule[0].scope: expected a list of names, got [1]"),
     (RULE + "hold = 1", "agent.toml:1: rule[0].hold: expected true or false, got 1"),
-    (RULE + 'leader = "lease"', "rule[0].leader: expected 'first' ('lease' is no longer supported"),
+    (RULE + 'leader = "lease"', "rule[0].leader: expected 'first', got 'lease'"),
+    (
+        RULE + "prepare = [{kubernetes = {node = 'n'}}]\nrecover = [{kubernetes = {node = 'm'}}]",
+        (
+            "rule[0].recover: expected the same target as in prepare or start,"
+            ' kubernetes = {node = "n"}, got'
+        ),
+    ),
+    (
+        RULE + "prepare = [{kubernetes = {server = 'https://n:6443'}}]\n"
+        "recover = [{kubernetes = {node = 'n', server = 'https://m:6443'}}]",
+        "rule[0].recover: expected the same target as in prepare or start, kubernetes = {server = ",
+    ),
     (RULE + "lead_seconds = 5", "rule[0].lead_seconds: expected a table with min, max, got 5"),
     (
         RULE + "lead_seconds = {mim = 5}",

@@ -10,8 +10,10 @@ import pytest
 from forewarn.agent.journal import Journal, JournalLost
 from forewarn.agent.participants import Participants
 from forewarn.agent.progress import EntryKind, StepRecord
-from forewarn.agent.rules import ApproveWhen, Concerns, OnFailure, Rule
-from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase
+from forewarn.agent.rules import ApproveWhen, Concerns, OnFailure, PlannedStep, Rule
+from forewarn.agent.steps import make_step
+from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase, fingerprint
+from forewarn.agent.steps.http import HttpStep
 from forewarn.agent.workflow import Workflow
 from forewarn.client import Event
 from tests.unit.agent.agent_world import RecordingStep, World, fail, reboot, started
@@ -95,15 +97,11 @@ def test_step_is_in_the_journal_before_it_runs(world: World) -> None:
         progress = world.journal.progress["E1"]
         seen.append((progress.event, progress.begun, progress.steps))
 
-    world.workflow(world.rule(prepare=(world.step("a", look),)), reboot()).run()
+    planned = world.step("a", look)
+    world.workflow(world.rule(prepare=(planned,)), reboot()).run()
 
-    assert seen == [
-        (
-            reboot(),
-            {WorkflowPhase.PREPARE},
-            {(WorkflowPhase.PREPARE, 0): StepRecord(EntryKind.STEP_BEGUN, "a")},
-        )
-    ]
+    record = StepRecord(EntryKind.STEP_BEGUN, "a", fingerprint=fingerprint(planned.step))
+    assert seen == [(reboot(), {WorkflowPhase.PREPARE}, {(WorkflowPhase.PREPARE, 0): record})]
 
 
 def test_after_a_crash_only_the_step_in_doubt_runs_again(world: World) -> None:
@@ -405,6 +403,23 @@ def test_programs_are_notified_and_awaited_in_prepare(world: World) -> None:
     assert programs.checks == -1
 
 
+def test_status_shows_the_wait_for_programs(world: World) -> None:
+    """Its last step is done by then, and not what the agent waits for."""
+    shown: list[tuple[str, str]] = []
+
+    class WatchedPrograms(SlowPrograms):
+        def all_ready(self, event_id: str) -> bool:
+            status = workflow.status()
+            shown.append((status.phase, status.step))
+            return super().all_ready(event_id)
+
+    programs = WatchedPrograms(world, checks=1)
+    workflow = world.workflow(world.rule(), reboot(), world.context(programs))
+    workflow.run()
+
+    assert set(shown) == {("prepare", "waiting for local programs")}
+
+
 def test_programs_are_not_awaited_beyond_the_deadline(world: World) -> None:
     """A program that never answers must not cost the approval."""
     workflow = world.workflow(
@@ -526,7 +541,7 @@ def test_recover_is_for_all_original_resources(world: World) -> None:
 
 
 def test_changed_step_runs_after_a_restart(world: World) -> None:
-    """The file was edited: a step is recognised by its name and its index."""
+    """The file was edited: a step is recognized by its settings and its index."""
     with pytest.raises(Killed):
         world.workflow(
             world.rule(prepare=(world.step("a"), world.step("b", be_killed))), reboot()
@@ -536,6 +551,51 @@ def test_changed_step_runs_after_a_restart(world: World) -> None:
     world.workflow(world.rule(prepare=(world.step("checkpoint"), world.step("a"))), reboot()).run()
 
     assert world.ran == ["a", "b", "checkpoint", "a"]
+
+
+HTTP = {"url": "http://lb/drain", "method": "PUT", "headers": {"X-Key": "hunter2"}, "body": "a"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_over"),
+    [
+        ({}, True),
+        ({"url": "http://lb/other"}, False),
+        ({"body": "b"}, False),
+        ({"headers": {"X-Key": "hunter3"}}, False),
+        ({"expect": [200]}, False),
+        ({"proxy": False}, True),
+    ],
+)
+def test_http_step_with_another_request_is_another_step(
+    world: World, changed: dict[str, object], is_over: bool
+) -> None:
+    """Its description has only the method and the host, because paths and headers are secrets."""
+    before, after = make_step("http", HTTP, "W"), make_step("http", HTTP | changed, "W")
+    world.journal.write_event(reboot(), "r")
+    world.journal.write(
+        "E1", EntryKind.STEP_DONE, phase="prepare", index=0, fingerprint=fingerprint(before)
+    )
+    world.restart()
+    progress = world.journal.progress["E1"]
+
+    assert before.describe() == after.describe()
+    assert progress.is_step_over(WorkflowPhase.PREPARE, 0, fingerprint(after)) is is_over
+
+
+def test_journal_has_no_settings_of_a_step(world: World) -> None:
+    """A header may be a password, and the journal is a file of its own."""
+
+    class Sent(HttpStep):
+        def run(self, context: StepContext) -> None:
+            """Without a server."""
+
+    step = Sent("http://lb/drain", "PUT", {"X-Key": "hunter2"}, "a")
+    world.workflow(world.rule(prepare=(PlannedStep(step),)), reboot()).run()
+    journal = (world.folder / "journal").read_text()
+
+    assert "PUT http://lb" in journal
+    assert [secret for secret in ("hunter2", "drain", "X-Key") if secret in journal] == []
 
 
 def test_full_disk_does_not_repeat_a_notification(world: World) -> None:

@@ -192,6 +192,7 @@ def test_endpoint_is_parsed_from_a_url(url: str, endpoint: Endpoint) -> None:
         "http://user@host",
         "http://host:port",
         "http://host:99999",
+        "http://host:0",
         "http://host/?x",
         "http://host/#x",
         "http://host/a b",

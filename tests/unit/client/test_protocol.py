@@ -1,5 +1,6 @@
 """Requests of a guest, and how their responses are read."""
 
+import math
 from typing import Any
 
 import pytest
@@ -54,6 +55,18 @@ def test_wait_sends_the_known_etag_and_the_duration() -> None:
 
     assert b'\r\nIf-None-Match: "7"\r\nPrefer: wait=30\r\n' in request.data
     assert request.wait_seconds == 30
+
+
+def test_wait_without_an_end_takes_an_hour_at_most() -> None:
+    request = api().wait(math.inf, KNOWN)
+
+    assert b"\r\nPrefer: wait=3600\r\n" in request.data
+    assert request.wait_seconds == 3600
+
+
+def test_wait_for_no_number_is_rejected() -> None:
+    with pytest.raises(Invalid, match="timeout_seconds is nan; expected a number"):
+        api().wait(math.nan, KNOWN)
 
 
 def test_wait_of_less_than_a_second_is_a_plain_poll() -> None:

@@ -7,12 +7,14 @@ import math
 import re
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import Protocol, TypeVar, runtime_checkable
 
 from forewarn.agent.config_reader import is_text, reject, suggest
 from forewarn.client import Event
@@ -67,13 +69,52 @@ class StepContext:
 class Step(Protocol):
     """One step of a rule. `run` returns when it is done, or raises StepFailed.
 
-    `describe` says in a few words what it would do, for the log, the status and a dry run. The
-    journal recognises a step by it.
+    A step is a dataclass of its settings. `describe` says in a few words what it would do, for the
+    log, the status and a dry run, without secrets.
     """
 
     def describe(self) -> str: ...
 
     def run(self, context: StepContext) -> None: ...
+
+
+def fingerprint(step: Step) -> str:
+    """What the journal recognizes a step by: a checksum of its kind and its settings.
+
+    Settings may be secrets, and 32 bits are too few to guess one from. Settings with their default
+    value do not count, so a new one does not change the steps of an older version.
+    """
+    settings = {
+        each.name: getattr(step, each.name)
+        for each in fields(step)  # type: ignore[arg-type] # every step is a dataclass
+        if each.compare and getattr(step, each.name) != each.default
+    }
+    text = json.dumps([type(step).__name__, settings], sort_keys=True, default=str)
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+@runtime_checkable
+class ReversibleStep(Step, Protocol):
+    """A step that recover must repeat with the same `target`, or its effect stays. The target is
+    the part of the configuration that says what is changed, as it is written in the file.
+    """
+
+    def target(self) -> str: ...
+
+    def is_for_another(self, step: Step) -> bool:
+        """Whether it certainly changes something else than this step does. What is not configured
+        may turn out to be the same.
+        """
+        ...
+
+
+@runtime_checkable
+class RunsFiles(Step, Protocol):
+    """A step that runs whatever it finds in a directory. Other users must not be able to write
+    these files and directories, so the configuration is refused if they are.
+    """
+
+    def files(self) -> list[Path]: ...
 
 
 def pause(context: StepContext, seconds: float, waiting_for: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from forewarn.agent.config_reader import SettingError, names, number, path_of
+from forewarn.agent.ownership import check_ownership
 from forewarn.agent.steps.base import (
     CHECK_SECONDS,
     StepContext,
@@ -26,6 +27,7 @@ from forewarn.agent.steps.base import (
     event_environment,
     run_each,
 )
+from forewarn.errors import Invalid
 
 OUTPUT_BYTES_MAX = 4096
 GRACE_SECONDS = 2.0
@@ -122,7 +124,28 @@ class HooksStep:
         if not self.directory.is_dir():
             raise StepFailed(f"directory {self.directory} does not exist")
         hooks = _find_hooks(self.directory / f"{context.phase.value}.d")
-        run_all([RunStep((str(hook),)) for hook in hooks], context)
+        run_all([HookStep((str(hook),)) for hook in hooks], context)
+
+    def files(self) -> list[Path]:
+        """What runs with the agent's rights: the hooks of all phases, and their directories."""
+        found = [self.directory]
+        for phase in WorkflowPhase:
+            directory = self.directory / f"{phase.value}.d"
+            found.append(directory)
+            with contextlib.suppress(StepFailed):  # another user, who only checks the file
+                found += _find_hooks(directory)
+        return found
+
+
+class HookStep(RunStep):
+    """One hook. It is checked each time, because others may have changed it since the start."""
+
+    def run(self, context: StepContext) -> None:
+        try:
+            check_ownership(Path(self.arguments[0]))
+        except Invalid as error:
+            raise StepFailed(f"{self.name} was not run: {error.message}") from error
+        RunStep.run(self, context)
 
 
 def _find_hooks(directory: Path) -> list[Path]:
@@ -177,7 +200,7 @@ def run_all(commands: Sequence[RunStep], context: StepContext) -> None:
         if context.stop.is_set():
             raise StepFailed(f"{command.name} was not run: stopped early")
         share = context.seconds_left / (len(commands) - index)
-        run_command(command, replace(context, deadline=context.now() + share))
+        command.run(replace(context, deadline=context.now() + share))
 
     run_each(partial(run, index, command) for index, command in enumerate(commands))
 

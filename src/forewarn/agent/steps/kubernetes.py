@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from forewarn.agent.config_reader import number
-from forewarn.agent.steps.base import StepContext, StepFailed, WorkflowPhase, pause
+from forewarn.agent.steps.base import Step, StepContext, StepFailed, WorkflowPhase, pause
 from forewarn.agent.steps.http import convert_url, send
 
 ANNOTATION = "forewarn/cordoned-for"
@@ -27,6 +27,7 @@ RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 MESSAGE_LENGTH_MAX = 300
 POD_GRACE_SECONDS = 30  # the default of Kubernetes
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+TARGET = ("node", "server")
 CONTENT_TYPES = {"POST": "application/json", "PATCH": "application/merge-patch+json"}
 FINISHED_PHASES = ("Succeeded", "Failed")
 
@@ -50,6 +51,15 @@ class KubernetesStep:
     def describe(self) -> str:
         evict = " and evict its pods" if self.evict else ""
         return f"cordon {self.node or 'our node'}{evict}, or in recover uncordon it"
+
+    def target(self) -> str:
+        """Without credentials: those for uncordoning may be others."""
+        given = [f'{key} = "{getattr(self, key)}"' for key in TARGET if getattr(self, key)]
+        return f"kubernetes = {{{', '.join(given)}}}"
+
+    def is_for_another(self, step: Step) -> bool:
+        pairs = [(getattr(self, key), getattr(step, key, "")) for key in TARGET]
+        return any(own and other and own != other for own, other in pairs)
 
     def run(self, context: StepContext) -> None:
         """Pods without a controller are evicted too: this node is about to go away."""
