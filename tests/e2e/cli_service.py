@@ -17,7 +17,9 @@ from tests.e2e.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 FOREWARN = str(Path(sys.executable).with_name("forewarn"))
-READY = re.compile(r"forewarn is ready: metadata (http://\S+), control (https?://\S+)\n")
+READY = re.compile(
+    r"forewarn is ready: metadata (http://\S+), control (https?://\S+), store (\S+)\n"
+)
 SECONDS_MAX = 30
 FLEET = """
 scopes:

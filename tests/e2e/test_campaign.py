@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.cli_service import FOREWARN, environment, forewarn
-from tests.e2e.service import Service, running
+from tests.e2e.service import Service, running, steady_port
 from tests.e2e.waiting import eventually
 
 HOSTS = ("rack-1", "rack-2", "rack-3", "rack-4")
@@ -106,6 +106,58 @@ def test_watch_shows_progress_and_ends_with_the_campaign(tmp_path: Path) -> None
     assert "probably ends 20" in first
     assert rest[-1] == f"campaign {campaign} is done; 4 of 4 hosts done"
     assert watching.returncode == 0
+
+
+def test_watch_continues_after_a_restart_of_the_service(tmp_path: Path) -> None:
+    """A campaign takes hours, and the service is upgraded meanwhile."""
+    control = f"127.0.0.1:{steady_port()}"
+    flags = ("--simulate-duration", "Reboot=10ms", "--control", control)
+    with running(tmp_path, *flags, fleet=FLEET) as service:
+        campaign = start(service)
+        with subprocess.Popen(
+            [FOREWARN, "campaign", "watch", campaign],
+            env=environment(FOREWARN_CONTROL=service.control, PYTHONUNBUFFERED="1"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as watching:
+            assert watching.stdout
+            assert watching.stderr
+            watching.stdout.readline()
+            service.kill()
+            reported = watching.stderr.readline()
+            service.start()
+            eventually(lambda: bool(approve_all(service, campaign)["ended_at"]))
+            rest = watching.stdout.read().splitlines()
+
+    assert f"http://{control}" in reported
+    assert "demo" not in reported
+    assert reported.endswith("; retrying\n")
+    assert rest[-1] == f"campaign {campaign} is done; 4 of 4 hosts done"
+    assert watching.returncode == 0
+
+
+def test_commands_use_another_server_while_one_is_away(tmp_path: Path) -> None:
+    """Two servers of one store, and one that is down."""
+    store = ("--store", f"sqlite:///{tmp_path}/shared.db")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with (
+        running(tmp_path / "one", *store, *FAST, fleet=FLEET) as first,
+        running(tmp_path / "two", *store, *FAST, fleet=FLEET) as second,
+    ):
+        urls = f"{first.control},{second.control}"
+        before = forewarn("vm", "list", FOREWARN_CONTROL=urls)
+        first.kill()
+        after = forewarn("vm", "list", FOREWARN_CONTROL=urls)
+        restarted = forewarn("vm", "restart", "web-0", FOREWARN_CONTROL=urls)
+        second.kill()
+        lost = forewarn("vm", "list", FOREWARN_CONTROL=urls)
+
+    assert before.stdout == after.stdout != ""
+    assert (restarted.returncode, restarted.stderr) == (0, "")
+    assert lost.returncode == 4
+    assert f"no service is reachable at {' or '.join(sorted(urls.split(',')))}: " in lost.stderr
 
 
 def approve_all(service: Service, campaign: str) -> Any:

@@ -222,9 +222,9 @@ def test_folder_of_fleet_files_works_like_a_file(tmp_path: Path) -> None:
             ("host", "maintain", "host-a", "--type", "Freez"),
             2,
             (
-                "Invalid value for '--type': 'Freez' is not one of 'freeze', 'reboot', 'redeploy'; "
-                "did you mean 'freeze'[?]; "
-                "try 'forewarn host maintain --help'"
+                "Invalid value for '--type': 'Freez' is not one of 'Freeze', 'Reboot', 'Redeploy'; "
+                "did you mean 'Freeze'[?] "
+                "Try 'forewarn host maintain --help'"
             ),
         ),
         (
@@ -271,12 +271,12 @@ def test_folder_of_fleet_files_works_like_a_file(tmp_path: Path) -> None:
         (
             ("vm", "restrat", "web-0"),
             2,
-            "No such command 'restrat'. Did you mean 'restart'[?]; try 'forewarn vm --help'",
+            "No such command 'restrat'; did you mean 'restart'[?] Try 'forewarn vm --help'",
         ),
         (
             ("vm", "list", "--jsn"),
             2,
-            "No such option: --jsn; did you mean --json[?]; try 'forewarn vm list --help'",
+            "No such option: --jsn; did you mean --json[?] Try 'forewarn vm list --help'",
         ),
         (
             ("--control-url", "elsewhere", "vm", "list"),
@@ -339,7 +339,10 @@ def test_service_that_cannot_start_prints_the_reason(
     [
         (("--rate", "0"), r"rate \(from --rate\): expected a number from 0.001 to 100000, got '0'"),
         (("--identify", "proxy"), "identify proxy needs proxy_key_file, which is not set; .*"),
-        (("--lagacy-path",), "No such option: --lagacy-path.*; try 'forewarn serve --help'"),
+        (
+            ("--lagacy-path",),
+            r"No such option: --lagacy-path; did you mean .*\? Try 'forewarn serve --help'",
+        ),
     ],
 )
 def test_wrong_options_are_rejected_before_the_start(
@@ -411,9 +414,9 @@ def test_list_is_text_in_a_pipe_and_a_table_on_a_terminal(service: Service) -> N
         os.close(theirs)
 
     assert (
-        piped.stdout == "NAME    STATE      EVENTS  VMS    SCOPES\n"
-        "host-a  unmanaged  -       web-0  web\n"
-        "host-b  unmanaged  -       web-1  web\n"
+        piped.stdout == "NAME    STATE      PROBLEMS  EVENTS  VMS    SCOPES\n"
+        "host-a  unmanaged  -         -       web-0  web\n"
+        "host-b  unmanaged  -         -       web-1  web\n"
     )
     assert "─" in table
     assert "host-a" in table

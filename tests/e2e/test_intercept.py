@@ -3,8 +3,10 @@
 import re
 from pathlib import Path
 
-# Loaded before pytester takes its snapshot of sys.modules.
+# Loaded before pytester takes its snapshot of sys.modules. httpx loads httpcore when it is used
+# first, and keeps its exceptions.
 import aiohttp  # noqa: F401
+import httpcore  # noqa: F401
 import httpx  # noqa: F401
 import pytest
 import requests  # noqa: F401

@@ -20,7 +20,8 @@ from forewarn.cli.main import run as forewarn
 from tests.e2e.cli_service import ROOT
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
-READY_SECONDS_MAX = 30
+READY_SECONDS_MAX = 120
+"""256 listeners take a while on a busy machine. A lab that ends is noticed at once."""
 
 
 class Lab:

@@ -4,10 +4,13 @@ import inspect
 import json
 import ssl
 import time
+import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import quote
 
 import typer
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     import httpx
 
 TIMEOUT_SECONDS = 60
+CONNECT_SECONDS = 5.0
+"""Where there is another server to try."""
 COMPLETION_SECONDS = 1.0
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 LINE_BYTES_MAX = 1024 * 1024
@@ -31,10 +36,28 @@ PAGE_MAX = 1000
 Path = tuple[str, ...]
 Query = Mapping[str, Any] | None
 Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class NoAnswer(Exception):
+    """A server did not carry out a request, or may have done so without a response.
+
+    `error` is what the command reports if no other server responds. `is_unsent`: the server cannot
+    have seen the request.
+    """
+
+    def __init__(self, error: Error, *, is_unsent: bool) -> None:
+        super().__init__(error.message)
+        self.error, self.is_unsent = error, is_unsent
 
 
 class ControlClient:
     """Calls the service. An error response is raised as the Error that the service raised.
+
+    If a server does not respond, or responds with a status of 500 or more, the next URL is used,
+    and stays in use. A request that the server may have carried out is repeated only if that is
+    harmless: a GET, or a POST with an Idempotency-Key, which every server of the service honors.
 
     `options` has the flag or the argument for each field of a body. A value that the service does
     not accept is then Usage, with that flag.
@@ -52,17 +75,24 @@ class ControlClient:
         headers = {"Accept": "application/json"}
         if config.token:
             headers["Authorization"] = f"Bearer {config.token}"
-        self._url, self.options, self.is_failing = config.control_url, dict[str, str](), False
+        self._urls = deque(config.control_url)  # the first one is in use
+        self.options, self.is_failing = dict[str, str](), False
         self._time: datetime | None = None
         self._time_until = 0.0
         self.is_lab = False  # a command that only a lab has sets it, for its messages
         self._http = httpx.Client(
             headers=headers,
-            timeout=timeout,
+            timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS))
+            if self._has_others
+            else timeout,
             trust_env=False,
             limits=httpx.Limits(max_keepalive_connections=0),  # the client is never closed
-            verify=_ssl_context(config) if self._url.startswith("https:") else False,
+            verify=_ssl_context(config) if "https:" in str(config.control_url) else False,
         )
+
+    @property
+    def _has_others(self) -> bool:
+        return len(self._urls) > 1
 
     def now(self) -> datetime:
         """The time of the service, which in a lab is not the real time. Read once a second."""
@@ -89,79 +119,144 @@ class ControlClient:
                 return {**page, kind: items}
             paging = {"limit": min(limit - len(items), PAGE_MAX), "cursor": page["next"]}
 
-    def post(self, *path: str, body: Query = None) -> Any:
+    def post(self, *path: str, body: Query = None, may_repeat: bool = True) -> Any:
+        """Set `may_repeat` to False where the service ignores an Idempotency-Key."""
         given = _without_none(body)
-        return self._request("POST", path, body=json.dumps(given).encode() if given else b"")[0]
+        headers = {"Content-Type": "application/json"} if given else {}
+        if may_repeat and self._has_others:
+            headers["Idempotency-Key"] = str(uuid.uuid4())
+        content = json.dumps(given).encode() if given else b""
+        return self._request("POST", path, body=content, headers=headers)[0]
 
     def put(self, *path: str, body: bytes, query: Query = None, tag: str = "") -> Any:
-        return self._request("PUT", path, query, body, tag)[0]
+        return self._request("PUT", path, query, body, {"If-Match": tag} if tag else {})[0]
 
     def delete(self, *path: str, query: Query = None) -> Any:
         return self._request("DELETE", path, query)[0]
 
     def lines(self, *path: str, query: Query = None) -> Iterator[bytes]:
         """A streamed response, line by line, until the service ends it or is silent too long."""
-        with self._open("GET", path, query) as response:
-            if response.status_code != 200:
-                self._decode(response)
-            rest = b""
-            for chunk in response.iter_bytes():
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from lines
-                if len(rest) > LINE_BYTES_MAX:
-                    raise Unavailable(f"{self._url} sent a line of over {LINE_BYTES_MAX} bytes")
+        try:
+            with ExitStack() as stack:
+                response = self._try_each(
+                    lambda: stack.enter_context(self._open("GET", path, query)), may_repeat=True
+                )
+                if response.status_code != 200:
+                    self._decode(response)
+                yield from self._split(response)
+        except NoAnswer as problem:
+            raise problem.error from problem
+
+    def _split(self, response: "httpx.Response") -> Iterator[bytes]:
+        rest = b""
+        for chunk in response.iter_bytes():
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from lines
+            if len(rest) > LINE_BYTES_MAX:
+                raise Unavailable(f"{self._urls[0]} sent a line of over {LINE_BYTES_MAX} bytes")
 
     def _request(
-        self, method: str, path: Path, query: Query = None, body: bytes = b"", tag: str = ""
+        self,
+        method: str,
+        path: Path,
+        query: Query = None,
+        body: bytes = b"",
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> tuple[Any, str]:
-        with self._open(method, path, query, body, tag) as response:
-            return self._decode(response), response.headers.get("ETag", "")
+        def attempt() -> tuple[Any, str]:
+            with self._open(method, path, query, body, headers) as response:
+                return self._decode(response), response.headers.get("ETag", "")
+
+        may_repeat = method == "GET" or "Idempotency-Key" in headers
+        return self._try_each(attempt, may_repeat=may_repeat)
+
+    def _try_each(self, attempt: Callable[[], Result], *, may_repeat: bool) -> Result:
+        """The result of the first server that responds, beginning with the one in use.
+
+        If none does, the error is that of the first server that may have seen the request.
+        """
+        problems: list[NoAnswer] = []
+        for _ in range(len(self._urls)):
+            try:
+                return attempt()
+            except NoAnswer as problem:
+                problems.append(problem)
+                if not (problem.is_unsent or may_repeat):
+                    break
+                self._urls.rotate(-1)
+        first = next((each for each in problems if not each.is_unsent), problems[-1])
+        raise first.error from first
 
     @contextmanager
     def _open(
-        self, method: str, path: Path, query: Query = None, body: bytes = b"", tag: str = ""
+        self,
+        method: str,
+        path: Path,
+        query: Query = None,
+        body: bytes = b"",
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> Iterator["httpx.Response"]:
-        """Send a request. Whatever fails until the response has been read becomes an Error."""
+        """Send a request to the server in use. Whatever fails until the response has been read,
+        and a status of 500 or more, becomes NoAnswer.
+        """
         import httpx
 
-        headers = {"If-Match": tag} if tag else {}
-        if method == "POST" and body:
-            headers["Content-Type"] = "application/json"
-        url = "/".join([f"{self._url}/api/v1", *(quote(part, safe="") for part in path)])
-        params = _without_none(query) or None
+        url = "/".join([f"{self._urls[0]}/api/v1", *(quote(part, safe="") for part in path)])
+        params, has_begun = _without_none(query) or None, False
         try:
             with self._http.stream(
-                method, url, params=params, content=body or None, headers=headers
+                method, url, params=params, content=body or None, headers=dict(headers)
             ) as response:
+                has_begun = True
+                if response.status_code >= 500:
+                    self._raise_server_error(response)
                 yield response
         except httpx.HTTPError as error:
-            reason = str(error).partition("] ")[2] or str(error) or type(error).__name__
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise Unavailable(
-                    f"the certificate of {self._url} is not trusted: {reason}; "
-                    "FOREWARN_CA names a file with the certificates to verify it with"
-                ) from error
-            raise Unavailable(
-                f"no {'lab' if self.is_lab else 'service'} is reachable at {self._url}: {reason};"
-                " set FOREWARN_CONTROL to its URL, or start one with"
-                f" `forewarn {'lab serve' if self.is_lab else 'demo'}`"
-            ) from error
+            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                raise NoAnswer(self._describe_unreachable(error), is_unsent=True) from error
+            url, reason = self._urls[0], str(error) or type(error).__name__
+            message = f"{url} did not respond: {reason}"
+            if has_begun:
+                message = f"the connection to {url} was lost: {reason}"
+            if method != "GET":
+                message += "; the request may have been carried out"
+            raise NoAnswer(Unavailable(message), is_unsent=False) from error
+
+    def _raise_server_error(self, response: "httpx.Response") -> NoReturn:
+        try:
+            self._decode(response)
+        except Error as error:
+            raise NoAnswer(error, is_unsent=False) from error
+        raise AssertionError("a status of 500 or more is an error")
+
+    def _describe_unreachable(self, error: "httpx.HTTPError") -> Unavailable:
+        """`brief` is the message for a command that tries again, without advice."""
+        reason = str(error).partition("] ")[2] or str(error) or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return Unavailable(
+                f"the certificate of {self._urls[0]} is not trusted: {reason}; "
+                "FOREWARN_CA names a file with the certificates to verify it with"
+            )
+        what, command = ("lab", "lab serve") if self.is_lab else ("service", "demo")
+        brief = f"no {what} is reachable at {' or '.join(sorted(self._urls))}: {reason}"
+        advice = f"set FOREWARN_CONTROL to its URL, or start one with `forewarn {command}`"
+        return Unavailable(f"{brief}; {advice}", brief=brief)
 
     def _decode(self, response: "httpx.Response") -> Any:
         text = bytearray()
         for chunk in response.iter_bytes():
             text += chunk
             if len(text) > RESPONSE_BYTES_MAX:
-                raise Unavailable(f"{self._url} sent more than {RESPONSE_BYTES_MAX} bytes")
+                raise Unavailable(f"{self._urls[0]} sent more than {RESPONSE_BYTES_MAX} bytes")
         try:
             payload = json.loads(text)
             if response.is_success:
                 return payload
             error_class = ERRORS.get(payload["error"], Error)
-            error = error_class(str(payload["message"]), **payload["facts"])
+            error = error_class(self._name_flags(str(payload["message"])), **payload["facts"])
         except (ValueError, TypeError, LookupError) as problem:
             raise Unavailable(
-                f"{self._url} is not a Forewarn control API (status {response.status_code})"
+                f"{self._urls[0]} is not a Forewarn control API (status {response.status_code})"
             ) from problem
         field = str(error.facts.get("field", ""))
         option = self.options.get(field.partition("[")[0])
@@ -169,6 +264,12 @@ class ControlClient:
             message = error.message.removeprefix("body.").removeprefix(f"{field}: ")
             raise Usage(f"{option}: {message}")
         raise explain(self, error)
+
+    def _name_flags(self, message: str) -> str:
+        """A parameter that the service names, such as `fail_impacts`, as the flag to type."""
+        for field, flag in self.options.items():
+            message = message.replace(f"`{field}`", flag)
+        return message
 
 
 def api_command(
@@ -214,7 +315,8 @@ def complete_names(kind: str) -> Callable[[typer.Context, str], list[tuple[str, 
 
     def find(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         try:
-            client = ControlClient(read_client_config(context).config, COMPLETION_SECONDS)
+            config = read_client_config(context).config
+            client = ControlClient(config, COMPLETION_SECONDS / len(config.control_url))
             return [_describe(item) for item in client.list(kind, PAGE_MAX)[kind]]
         except Error:
             return []
@@ -231,7 +333,7 @@ def _describe(item: Mapping[str, Any]) -> tuple[str, str]:
 
 def connect_to(context: typer.Context, url: str) -> ControlClient:
     """The same for a service at another URL."""
-    return ControlClient(read_client_config(context, control_url=("--control", url)).config)
+    return ControlClient(read_client_config(context, control_url=("--control", [url])).config)
 
 
 def _ssl_context(config: ClientConfig) -> ssl.SSLContext:

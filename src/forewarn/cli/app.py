@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -13,10 +13,14 @@ from forewarn.cli.conform import run_conform
 from forewarn.cli.exit_codes import Exit, Usage
 from forewarn.cli.lookup import did_you_mean
 from forewarn.cli.options import ClientConfig, RootFile, with_options
+from forewarn.cli.resource import EventType
 
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 WORDING = (
+    (r"\. Did you mean", "; did you mean"),
+    # Typer shows choices in lower case; documents and docs write event types with a capital.
+    *((f"'{each.lower()}'", f"'{each}'") for each in get_args(EventType)),
     (r" \(Possible options: (.*)\)$", r"; did you mean \1?"),
     ("Value error, ", ""),
     (r"Input should be a valid (\w+),.*", r"expected a valid \1"),
@@ -122,4 +126,7 @@ def _describe(error: typer.TyperException) -> str:
     option = getattr(error, "option_name", "")
     if context and any(option in each.opts for each in context.find_root().command.params):
         return f"{message.partition(';')[0]}; put it before the command: forewarn {option} …"
-    return f"{message}; try '{context.command_path} --help'" if context else message
+    if not context:
+        return message
+    separator = " Try" if message.endswith("?") else "; try"
+    return f"{message}{separator} '{context.command_path} --help'"

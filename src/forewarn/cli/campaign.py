@@ -11,7 +11,15 @@ from forewarn.cli.exit_codes import Exit
 from forewarn.cli.lookup import find_campaign
 from forewarn.cli.output import format_time
 from forewarn.cli.progress import show_progress
-from forewarn.cli.resource import Cause, Description, Duration, Type, resource
+from forewarn.cli.reconnect import keep_trying
+from forewarn.cli.resource import (
+    AllowUnreachable,
+    Cause,
+    Description,
+    Duration,
+    Type,
+    resource,
+)
 
 # fmt: off
 Id = Annotated[str, typer.Argument(metavar="CAMPAIGN", help="Its id or its name.",
@@ -58,6 +66,7 @@ def start(
     duration_seconds: Duration = None,
     description: Description = None,
     plan: Plan = False,
+    allow_unreachable: AllowUnreachable = False,
 ) -> Any:
     """Maintain all matching hosts, a few at a time, within the budget of every scope.
 
@@ -75,6 +84,7 @@ def start(
         "duration_seconds": duration_seconds,
         "description": description,
         "plan": plan or None,
+        "allow_unreachable": allow_unreachable or None,
     }
     return client.post("campaigns", body=body)
 
@@ -98,7 +108,7 @@ _add_action(
 def watch(context: typer.Context, campaign: Id) -> None:
     """Show the progress until the campaign ends, or is paused by a failure or a health command.
 
-    Exit code 1 unless all hosts are done.
+    Continues when the service is back after a restart. Exit code 1 unless all hosts are done.
 
     Example: forewarn campaign watch kernel
     """
@@ -106,7 +116,7 @@ def watch(context: typer.Context, campaign: Id) -> None:
     campaign = find_campaign(client, campaign)
     with show_progress("hosts") as update:
         while True:  # ends with the campaign, or when a failure has paused it and no host runs
-            shown = client.get("campaigns", campaign)
+            shown = keep_trying(lambda: client.get("campaigns", campaign))
             hosts = shown["hosts"]
             update(hosts["done"] + hosts["skipped"] + hosts["failed"], hosts["total"])
             state = hosts, shown["in_progress"], shown["waiting_for"]
@@ -128,6 +138,10 @@ def print_plan(plan: Mapping[str, Any]) -> None:
         typer.echo(f"would wait: {blocker['host']}: {blocker['why']}")
     for blocker in plan["too_large"]:
         typer.echo(f"too large: {blocker['why']}")
+    for each in plan["unreachable"]:
+        typer.echo(f"unreachable: {each['host']}: {each['why']}")
+    for each in plan["unmovable"]:
+        typer.echo(f"cannot move: {each['vm']} on {each['host']}: {each['why']}")
     hosts, waves = plan["total"], len(plan["waves"])
     hosts_text = f"{hosts} host{'s' * (hosts != 1)}"
     typer.echo(f"{hosts_text} in {waves} wave{'s' * (waves != 1)}; nothing was done")

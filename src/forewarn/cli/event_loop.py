@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from forewarn.config import Config
-from forewarn.log import log_to_stderr
+from forewarn.errors import Error
+from forewarn.log import log, log_to_stderr
 
 Result = TypeVar("Result")
 Work = Callable[[], Coroutine[Any, Any, None]]
@@ -16,10 +17,17 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 def run_service(config: Config, work: Work) -> None:
     """Run it until it is stopped, with a log. What the config makes impossible is Invalid.
 
-    The systemd units do not restart after its exit code: an operator has to fix the config.
+    The systemd units do not restart after its exit code: an operator has to fix the config. What is
+    not an Error is a bug, and is logged here: the caller reports only one line.
     """
     with log_to_stderr(config.log_format, config.log_level, logger=""):
-        run_until_stopped(work)
+        try:
+            run_until_stopped(work)
+        except Error:
+            raise
+        except Exception:
+            log.critical("the service ended because of a bug", exc_info=True)
+            raise
 
 
 def run_until_stopped(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result | None:

@@ -1,7 +1,6 @@
 """`forewarn history` and `forewarn watch`: what happened, and what happens now."""
 
 import json
-import random
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from forewarn.cli.exit_codes import Usage
 from forewarn.cli.lookup import find_event
 from forewarn.cli.options import Json, Limit
 from forewarn.cli.output import printable, show_json, show_list
+from forewarn.cli.reconnect import pause_seconds, report_retry
 from forewarn.cli.times import PAST, parse_time
 from forewarn.errors import Unavailable
 
@@ -40,10 +40,9 @@ COLUMNS = ("at", "what", "event", "about", "detail", "by", "scope", "host")
 What = StrEnum(
     "What",
     "executed-silently scheduled approved started claimed restarted impacted impact-failed extended"
-    " completed canceled failed enabled joined left moved updated retired campaign token-created"
-    " token-revoked restored",
+    " completed canceled failed enabled joined left moved updated retired unserved served campaign"
+    " token-created token-revoked restored",
 )
-PAUSE_SECONDS_MAX = 30.0
 
 
 def only(noun: str) -> Any:
@@ -168,9 +167,9 @@ def follow(
             if not after:
                 raise
             if not is_reported:
-                print(f"forewarn: {error.message}; retrying", file=sys.stderr)
+                report_retry(error)
             is_reported = True
-        time.sleep(random.uniform(0.5, 1) * min(2.0**failures, PAUSE_SECONDS_MAX))  # noqa: S311
+        time.sleep(pause_seconds(failures))
         failures += 1
 
 

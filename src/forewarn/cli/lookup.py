@@ -28,7 +28,8 @@ def find_event(client: "ControlClient", text: str) -> str:
         return text
     if len(text) < PREFIX_LENGTH_MIN:
         raise Usage(
-            f"expected the first {PREFIX_LENGTH_MIN} characters of an event id, got {text!r}"
+            f"expected at least the first {PREFIX_LENGTH_MIN} characters of an event id,"
+            f" got {text!r}"
         )
     for kind, member in (("events", "id"), ("history", "event")):
         listed = client.list(kind, EVENTS_MAX if kind == "events" else LOOKED_AT_MAX)

@@ -26,6 +26,7 @@ from forewarn.cli.config_file import (
     resolve,
 )
 from forewarn.config import Config, Identify, LogLevel, Option, options
+from forewarn.errors import Invalid
 from forewarn.option_kind import FILE, OptionKind, parse_text, parse_url
 
 C = TypeVar("C")
@@ -44,7 +45,7 @@ DEMO: Mapping[str, Any] = {
 def _parse_control_url(text: str) -> str:
     if urlsplit(text).query:
         raise ValueError
-    return parse_url(text).rstrip("/")
+    return parse_url(text.strip()).rstrip("/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +53,11 @@ class ClientConfig:
     """The options of the commands that call a running service."""
 
     # fmt: off
-    control_url: Annotated[str, Option("Client",
-        OptionKind(_parse_control_url, "http://HOST:PORT"),
-        "The URL of the service's control API.", variable="FOREWARN_CONTROL")] = "http://127.0.0.1:8081"
+    control_url: Annotated[tuple[str, ...], Option("Client",
+        OptionKind(_parse_control_url, "http://HOST:PORT", lambda text: text.split(",")),
+        "The URL of the service's control API. With several servers, one URL each: if one does "
+        "not answer, the next is used.",
+        variable="FOREWARN_CONTROL")] = ("http://127.0.0.1:8081",)
     token: Annotated[str, Option("Client", OptionKind(parse_text, "a token"),
         "Sent as a bearer token.", is_secret=True)] = ""
     ca_file: Annotated[Path | None, Option("Client", FILE,
@@ -73,15 +76,41 @@ def read_config(
 
     Options that the command does not have keep their defaults.
     """
-    file: Path | None = context.find_root().obj
-    if file is None and not defaults and os.access(SYSTEM_FILE, os.R_OK):  # not for `demo`
-        file = SYSTEM_FILE
+    file = _find_file(context, is_system_file_read=not defaults)  # `demo` ignores that file
     flags = {
         str(each.name): (each.opts[0], context.params.get(str(each.name)))
         for each in context.command.params
     }
     keys = read_keys(file, Config, ClientConfig) if file else {}
     return resolve(config_class, flags | more, os.environ, keys, defaults)
+
+
+def _find_file(context: typer.Context, *, is_system_file_read: bool = True) -> Path | None:
+    file: Path | None = context.find_root().obj
+    if file is None and is_system_file_read and os.access(SYSTEM_FILE, os.R_OK):
+        return SYSTEM_FILE
+    return file
+
+
+def check_store_kind(context: typer.Context, resolved: Resolved[Config]) -> None:
+    """Refuse a flag or a variable with another kind of store than the file has.
+
+    Servers with `store = "etcd://…"` in their file that a flag starts on SQLite are separate
+    services, each with its own answers, and nothing else shows it.
+    """
+    file = _find_file(context)
+    keys = read_keys(file, Config, ClientConfig) if file else {}
+    given, (key, url) = resolved.config.store, keys.get("store", ("", ""))
+    if url and _kind_of_store(url) != _kind_of_store(given):
+        raise Invalid(
+            f"store is {given} (from {resolved.sources['store']}), but {url} ({key}): "
+            "servers with different kinds of store are different services; expected one kind",
+            option="store",
+        )
+
+
+def _kind_of_store(url: str) -> str:
+    return url.partition(":")[0]
 
 
 def read_client_config(context: typer.Context, **more: Given) -> Resolved[ClientConfig]:
@@ -146,14 +175,15 @@ RootFile = Annotated[Path | None, typer.Option(
 
 def _annotate(each: Option, flag: str, defaults: Mapping[str, Any]) -> Any:
     default = defaults.get(each.name, each.default)
+    shown = format_value(default)
     common: dict[str, Any] = {"hidden": each.is_secret, "rich_help_panel": each.section}
     if isinstance(default, bool):
         return Annotated[bool | None, typer.Option(help=each.help, **common)]
     declared = typer.Option(
         flag or each.flag,
-        help=f"{each.help} {describe_expected(each)}",
+        help=f"{each.help} {describe_expected(each)}{f' Default: {shown}.' if shown else ''}",
         metavar="VALUE",
-        show_default=format_value(default) or False,
+        show_default=False,  # typer would put it into parentheses
         **common,
     )
     return Annotated[list[str] | None if each.is_repeatable else str | None, declared]

@@ -40,7 +40,7 @@ def show_list(
 
 
 def _format_cell(column: str, value: object, now: datetime | None) -> str:
-    if now and isinstance(value, list) and len(value) > ITEMS_SHOWN_MAX:
+    if isinstance(value, list) and len(value) > ITEMS_SHOWN_MAX:
         return f"{len(value)} {column.replace('_', ' ')}"
     if now and isinstance(value, str) and TIME.fullmatch(value):
         return format_relative(value, now)
@@ -73,10 +73,13 @@ def show_events(
         print(f"{event['type']} {shorten(event['id'])} of {resources} is {status}{notice}")
     reason = response.get("reason")
     if reason:
-        silent = "" if reason["code"] == "ended" else f"the VM is {done} now, without an event: "
+        when = "" if response.get("waits_for") else " now"
+        silent = f"the VM is {done}{when}, without an event: " if reason["code"] != "ended" else ""
         print(printable(f"{silent}{shorten(reason['message'])}"))
     elif not events:
         print(if_none)
+    if response.get("waits_for"):
+        print(printable(f"the impact waits for {response['waits_for']}"))
 
 
 def format_time(text: str) -> str:

@@ -21,16 +21,26 @@ NotBefore = Annotated[str | None, typer.Option(metavar="TIME", help=(
     f"The earliest start, such as {FUTURE}. It can give more notice, not less."))]
 Vm = Annotated[str, typer.Argument(metavar="VM", autocompletion=complete_names("vms"))]
 Host = Annotated[str, typer.Argument(metavar="HOST", autocompletion=complete_names("hosts"))]
+OnHost = Annotated[str | None, typer.Option("--host", autocompletion=complete_names("hosts"),
+    help="Only those on this host.")]
+InScope = Annotated[str | None, typer.Option("--scope", autocompletion=complete_names("scopes"),
+    help="Only those in this scope.")]
 Type = Annotated[EventType, typer.Option("--type", case_sensitive=False, metavar="TYPE",
     help="What happens to the VMs: Freeze, Reboot or Redeploy.")]
 Cause = Annotated[EventCause | None, typer.Option(case_sensitive=False, metavar="CAUSE",
     help="Why: maintenance, infrastructure or live-migration.")]
 Duration = Annotated[int | None, typer.Option(min=-1, max=86_400,
     help="How long VMs are affected, in seconds; -1 if unknown.")]
+AllowUnreachable = Annotated[bool, typer.Option("--allow-unreachable", help=(
+    "Announce it also where the daemon of a host is away; impacts wait for the daemon."))]
 Description = Annotated[str | None, typer.Option(
     help="The text that VMs read, instead of one made from the cause.")]
 FailImpacts = Annotated[bool, typer.Option(
     "--fail-impacts", help="Record impacts that wait for it as failed.")]
+Fenced = Annotated[bool, typer.Option(
+    "--fenced", help="Its VMs are off, and stay off there: they may be started on other hosts.")]
+StillRunning = Annotated[bool, typer.Option(
+    "--still-running", help="Only the daemon goes: its VMs stay there, and run or not.")]
 EventId = Annotated[str, typer.Argument(metavar="EVENT", autocompletion=complete_names("events"),
     help="The event's id, or the start of it.")]
 ApprovingVm = Annotated[str | None, typer.Option(autocompletion=complete_names("vms"),
@@ -51,7 +61,21 @@ def arrange_events(events: Items) -> Items:
     ]
 
 
-ARRANGE = {"events": arrange_events}
+def name_problems(items: Items) -> Items:
+    """The codes of what is wrong; `show` has the messages."""
+    return [{**item, "problems": [each["code"] for each in item["problems"]]} for item in items]
+
+
+def explain_problems(items: Items) -> Items:
+    """Each has commas of its own."""
+    return [
+        {**item, "problems": "; ".join(each["message"] for each in item["problems"])}
+        for item in items
+    ]
+
+
+ARRANGE_LIST = {"events": arrange_events, "vms": name_problems, "hosts": name_problems}
+ARRANGE_ONE = {"events": arrange_events, "vms": explain_problems, "hosts": explain_problems}
 
 
 def resource(name: str, help_: str, columns: Sequence[str], example: str) -> typer.Typer:
@@ -61,21 +85,28 @@ def resource(name: str, help_: str, columns: Sequence[str], example: str) -> typ
     """
     app = typer.Typer(help=help_, no_args_is_help=True)
     kind, noun = f"{name}s", name.replace("vm", "VM")
-    arrange = ARRANGE.get(kind, list)
+    arrange, arrange_one = ARRANGE_LIST.get(kind, list), ARRANGE_ONE.get(kind, list)
 
     help_ = f"List all {noun}s, one per line.\n\nExample: forewarn {name} list --json"
 
     def show_all(response: Any) -> None:
         show_list({**response, kind: arrange(response[kind])}, kind, columns)
 
-    @api_command(app, show_all, name="list", help_=help_)
     def list_all(client: ControlClient, *, limit: Limit = 1000) -> Any:
         return client.list(kind, limit)
+
+    def list_some(
+        client: ControlClient, *, host: OnHost = None, scope: InScope = None, limit: Limit = 1000
+    ) -> Any:
+        return client.list(kind, limit, {"host": host, "scope": scope})
+
+    has_filters = kind in ("vms", "events")
+    api_command(app, show_all, name="list", help_=help_)(list_some if has_filters else list_all)
 
     argument = typer.Argument(metavar=name.upper(), autocompletion=complete_names(kind))
     help_ = f"Show one {noun} in full.\n\nExample: forewarn {name} show {example}"
 
-    @api_command(app, lambda item: show_one(arrange([item])[0]), help_=help_)
+    @api_command(app, lambda item: show_one(arrange_one([item])[0]), help_=help_)
     def show(client: ControlClient, which: Annotated[str, argument]) -> Any:
         return client.get(kind, FIND[kind](client, which) if kind in FIND else which)
 
@@ -91,13 +122,13 @@ scope = resource(
 vm = resource(
     "vm",
     "VMs: list, show, restart, redeploy, evict, delete.",
-    ("name", "power", "scope", "host", "seen_at", "events", "update_domain", "address"),
+    ("name", "power", "problems", "scope", "host", "seen_at", "events", "update_domain", "address"),
     "web-0",
 )
 host = resource(
     "host",
     "Hosts: list, show, maintain, degrade, fail, forget.",
-    ("name", "state", "events", "vms", "scopes"),
+    ("name", "state", "problems", "events", "vms", "scopes"),
     "host-a",
 )
 event = resource(
@@ -141,6 +172,7 @@ def maintain(
     duration_seconds: Duration = None,
     not_before: NotBefore = None,
     description: Description = None,
+    allow_unreachable: AllowUnreachable = False,
 ) -> Any:
     """Schedule maintenance for every VM on a host: one event per scope and update domain.
 
@@ -152,6 +184,7 @@ def maintain(
         "duration_seconds": duration_seconds,
         "not_before": parse_time("--not-before", not_before, client.now),
         "description": description,
+        "allow_unreachable": allow_unreachable or None,
     }
     return client.post("hosts", host, "maintain", body=body)
 
@@ -176,13 +209,23 @@ def fail(client: ControlClient, host: Host) -> Any:
 
 
 @api_command(host, lambda response: print(f"the daemon of {response['host']} is forgotten"))
-def forget(client: ControlClient, host: Host, *, fail_impacts: FailImpacts = False) -> Any:
+def forget(
+    client: ControlClient,
+    host: Host,
+    *,
+    fenced: Fenced = False,
+    still_running: StillRunning = False,
+    fail_impacts: FailImpacts = False,
+) -> Any:
     """Remove the daemon of a host that is gone for good. Its VMs stay in the fleet.
 
-    Example: forewarn host forget host-a
+    If it has VMs, say whether they are off or may still run there.
+
+    Example: forewarn host forget host-a --fenced
     """
-    query = {"fail_impacts": "true"} if fail_impacts else None
-    return client.delete("hosts", host, "daemon", query=query)
+    chosen = {"fenced": fenced, "still_running": still_running, "fail_impacts": fail_impacts}
+    query = {name: "true" for name, is_set in chosen.items() if is_set}
+    return client.delete("hosts", host, "daemon", query=query or None)
 
 
 @api_command(event, show_events)

@@ -16,7 +16,14 @@ from forewarn.cli.config_file import DEFAULT
 from forewarn.cli.event_loop import run_service
 from forewarn.cli.exit_codes import needs_extra
 from forewarn.cli.history import SENTENCES, format_entry
-from forewarn.cli.options import DEMO, ClientConfig, File, read_config, with_options
+from forewarn.cli.options import (
+    DEMO,
+    ClientConfig,
+    File,
+    check_store_kind,
+    read_config,
+    with_options,
+)
 from forewarn.config import Config
 from forewarn.option_kind import Address
 
@@ -32,11 +39,16 @@ def serve(context: typer.Context, *, file: File = None) -> None:
 
     Example: forewarn serve --fleet fleet.yaml --store sqlite:///forewarn.db
     """
-    config = read_config(context, Config).config
+    resolved = read_config(context, Config)
+    check_store_kind(context, resolved)
+    config = resolved.config
     scheme = "https" if config.control_certificate_file else "http"
 
     def print_ready(metadata: Address, control: Address) -> None:
-        typer.echo(f"forewarn is ready: metadata http://{metadata}, control {scheme}://{control}")
+        typer.echo(
+            f"forewarn is ready: metadata http://{metadata}, control {scheme}://{control}, "
+            f"store {_describe_store(config)}"
+        )
 
     _run("serve", config, print_ready, lambda entry: None)
 
@@ -55,18 +67,18 @@ def demo(context: typer.Context, *, file: File = None) -> None:
             typer.echo(f"{usual[name]} is in use: {name} takes a free port", err=True)
 
     def print_welcome(metadata: Address, control: Address) -> None:
-        typer.echo(format_welcome(metadata, control, config.rate))
+        typer.echo(format_welcome(metadata, control, config.rate, _describe_store(config)))
 
     _run("demo", config, print_welcome, print_change)
 
 
-def format_welcome(metadata: Address, control: Address, rate: float) -> str:
+def format_welcome(metadata: Address, control: Address, rate: float, store: str) -> str:
     """What is running, and three commands to paste into another terminal in the same folder."""
     poll = f"curl -s -H Metadata:true 'http://{metadata}{POLL}'"
-    is_default = f"http://{control}" == ClientConfig.control_url
+    is_default = ClientConfig.control_url == (f"http://{control}",)
     variable = "" if is_default else f"FOREWARN_CONTROL=http://{control} "
     return f"""Console: http://{control}/
-forewarn is ready: metadata http://{metadata}, control http://{control}
+forewarn is ready: metadata http://{metadata}, control http://{control}, store {store}
 A 15-minute notice takes {900 / rate:g} seconds here. In another terminal, from this folder:
 
 1. As a VM, poll for events (this machine is web-0):
@@ -101,6 +113,12 @@ def program() -> str:
     if shutil.which(typed.name) == str(path):
         return typed.name
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _describe_store(config: Config) -> str:
+    from forewarn.store.open import describe_url  # of the server extra
+
+    return describe_url(config.store)
 
 
 def _run(

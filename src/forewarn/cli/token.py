@@ -66,7 +66,7 @@ def create(
     """
     body = {"name": name, "role": role, "host": host, "scopes": scope or [], "expires": expires}
     if store is None:
-        response = connect(context).post("tokens", body=body)
+        response = connect(context).post("tokens", body=body, may_repeat=False)
     else:
         response = _run_on(context, store, lambda on: _create(on, body), may_create=True)
     if as_json:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
@@ -18,6 +18,7 @@ from forewarn.errors import (
     Error,
     EventEnded,
     Invalid,
+    Refused,
     StoreDenied,
     StoreLost,
     Unavailable,
@@ -72,7 +73,7 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 def refusal(status: int, body: bytes) -> Error:
     with recording(status, body) as (url, _), pytest.raises(Error) as raised:
-        ControlClient(ClientConfig(control_url=url)).get("vms")
+        ControlClient(ClientConfig(control_url=(url,))).get("vms")
     return raised.value
 
 
@@ -118,7 +119,7 @@ def test_response_of_another_service_is_reported(body: bytes) -> None:
 def test_names_are_quoted_and_the_token_is_sent() -> None:
     """A name may contain anything; it is one part of the path, never two."""
     with recording(200, b"{}") as (url, requests):
-        client = ControlClient(ClientConfig(control_url=f"{url}/prefix", token=TOKEN))
+        client = ControlClient(ClientConfig(control_url=(f"{url}/prefix",), token=TOKEN))
         client.post("vms", "a/b?c", "restart", body={"not_before": None})
         client.post("vms", "a", "restart", body={"not_before": "x"})
 
@@ -145,10 +146,10 @@ def test_only_a_body_has_a_content_type() -> None:
             pass
 
     with serving(Handler) as url:
-        ControlClient(ClientConfig(control_url=url)).post(
+        ControlClient(ClientConfig(control_url=(url,))).post(
             "vms", "a", "restart", body={"not_before": "x"}
         )
-        ControlClient(ClientConfig(control_url=url)).post("vms", "a", "restart")
+        ControlClient(ClientConfig(control_url=(url,))).post("vms", "a", "restart")
 
     assert kinds == ["application/json", None]
 
@@ -178,7 +179,7 @@ def test_list_is_fetched_in_pages_up_to_its_limit(limit: int, pages: int) -> Non
             pass
 
     with serving(Handler) as url:
-        response = ControlClient(ClientConfig(control_url=url)).list("vms", limit)
+        response = ControlClient(ClientConfig(control_url=(url,))).list("vms", limit)
 
     assert response["vms"] == names[:limit]
     assert response["total"] == 2500
@@ -213,3 +214,162 @@ def test_token_with_invalid_characters_is_not_repeated(token: str) -> None:
         ControlClient(ClientConfig(token=token))
 
     assert token not in raised.value.message
+
+
+DEAD = "http://127.0.0.1:9"
+REFUSED = b'{"error": "store_lost", "message": "the store is lost", "facts": {}}'
+
+
+class Servers:
+    """Servers of one service, each with a script: a status, or None to hang up after the request.
+
+    `requests` has the server, the method and the Idempotency-Key of each request.
+    """
+
+    def __init__(self, *scripts: int | None) -> None:
+        self.scripts, self.urls = scripts, list[str]()
+        self.requests: list[tuple[int, str, str | None]] = []
+
+    def __enter__(self) -> "Servers":
+        self._stack = ExitStack()
+        for number, status in enumerate(self.scripts):
+            self.urls.append(self._stack.enter_context(serving(self._handler(number, status))))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def client(self, *before: str) -> ControlClient:
+        return ControlClient(ClientConfig(control_url=(*before, *self.urls)))
+
+    def _handler(self, number: int, status: int | None) -> type[BaseHTTPRequestHandler]:
+        requests = self.requests
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                requests.append((number, self.command, self.headers.get("Idempotency-Key")))
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                if status is None:
+                    return
+                body = REFUSED if status >= 500 else json.dumps({"server": number}).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_POST = do_PUT = do_DELETE = do_GET
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Handler
+
+
+@pytest.mark.parametrize("away", [503, 502, None])
+def test_next_server_is_used_when_one_does_not_answer_and_stays_in_use(away: int | None) -> None:
+    """A server that has lost its store, or is behind a broken proxy, is as good as gone."""
+    with Servers(away, 200) as servers:
+        client = servers.client(DEAD)
+
+        assert client.get("vms") == {"server": 1}
+        assert client.get("vms") == {"server": 1}
+        assert [number for number, _, _ in servers.requests] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("away", [503, None])
+def test_post_is_repeated_with_the_same_key(away: int | None) -> None:
+    """The first server may have carried it out before it died. A VM must not restart twice."""
+    with Servers(away, 200) as servers:
+        assert servers.client().post("vms", "a", "restart") == {"server": 1}
+        (_, _, first), (_, _, second) = servers.requests
+
+    assert first == second
+    assert first is not None
+
+
+def test_each_post_has_its_own_key() -> None:
+    with Servers(200, 200) as servers:
+        client = servers.client()
+        client.post("vms", "a", "restart")
+        client.post("vms", "a", "restart")
+
+    assert len({key for _, _, key in servers.requests}) == 2
+
+
+def test_one_server_gets_no_key() -> None:
+    """The service would store a response that is never asked for again."""
+    with Servers(200) as servers:
+        servers.client().post("vms", "a", "restart")
+
+    assert servers.requests == [(0, "POST", None)]
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "POST without a key"])
+def test_other_changes_are_not_repeated_after_they_were_sent(method: str) -> None:
+    """A second deletion would report that there is nothing to delete."""
+    with Servers(None, 200) as servers:
+        client = servers.client(DEAD)
+        with pytest.raises(Unavailable, match=r"the request may have been carried out$"):
+            change(client, method)
+
+        assert [number for number, _, _ in servers.requests] == [0]
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "POST without a key"])
+def test_any_change_is_sent_to_the_next_server_if_the_first_is_away(method: str) -> None:
+    with Servers(200) as servers:
+        assert change(servers.client(DEAD), method) == {"server": 0}
+
+
+def change(client: ControlClient, method: str) -> object:
+    if method == "PUT":
+        return client.put("fleet", body=b"{}")
+    if method == "DELETE":
+        return client.delete("tokens", "a")
+    return client.post("tokens", may_repeat=False)
+
+
+def test_refusal_is_not_asked_of_another_server() -> None:
+    """All servers of a service give the same response."""
+    with Servers(404, 200) as servers, pytest.raises(Error):
+        servers.client().get("vms")
+
+    assert len(servers.requests) == 1
+
+
+def test_error_of_a_server_that_answered_is_shown() -> None:
+    """A refused connection to the next one explains less."""
+    with Servers(503) as servers, pytest.raises(StoreLost, match="the store is lost"):
+        ControlClient(ClientConfig(control_url=(*servers.urls, DEAD))).get("vms")
+
+
+def test_message_names_all_servers() -> None:
+    other = "http://127.0.0.1:19"
+    with pytest.raises(Unavailable, match=f"no service is reachable at {other} or {DEAD}: "):
+        ControlClient(ClientConfig(control_url=(DEAD, other))).get("vms")
+
+
+def test_server_that_accepts_a_request_and_does_not_respond_is_named() -> None:
+    """It is there, so the advice to start one would mislead."""
+    with Servers(None) as servers:
+        expected = f"^{servers.urls[0]} did not respond: [^;]+$"
+        with pytest.raises(Unavailable, match=expected):
+            servers.client().get("vms")
+
+
+def test_parameter_in_a_message_is_shown_as_its_flag() -> None:
+    """What the service calls `fail_impacts` is typed as --fail-impacts."""
+    body = json.dumps(
+        {"error": "refused", "message": "forget it with `fail_impacts` or `other`", "facts": {}}
+    )
+    with recording(409, body.encode()) as (url, _):
+        client = ControlClient(ClientConfig(control_url=(url,)))
+        client.options = {"fail_impacts": "--fail-impacts"}
+        with pytest.raises(Refused, match=r"^forget it with --fail-impacts or `other`$"):
+            client.delete("hosts", "a", "daemon")
+
+
+def test_stream_begins_at_the_next_server() -> None:
+    with Servers(503, 200) as servers:
+        assert list(servers.client(DEAD).lines("stream")) == []
+        assert [number for number, _, _ in servers.requests] == [0, 1]

@@ -126,6 +126,57 @@ def test_events_are_listed_by_time_and_started_ones_have_none(capsys: Capture) -
     assert "not before  -\n" in capsys.readouterr().out
 
 
+def test_event_that_cannot_be_read_says_so(capsys: Capture) -> None:
+    event = {
+        "id": "1B2C3D4E-0F33-41B9-B7D1-9390A9009A3E",
+        "status": "Scheduled",
+        "not_before": "2030-01-31T14:00:00Z",
+        "unreadable_since": "2030-01-31T13:50:00Z",
+        "unreadable_seconds": 60,
+    }
+    forewarn(200, json.dumps(event).encode(), "event", "show", str(event["id"]))
+    shown = capsys.readouterr().out
+    assert "unreadable since    2030-01-31T13:50:00Z" in shown
+    assert "unreadable seconds  60" in shown
+
+
+PROBLEMS = [
+    {"code": "host-unreachable", "message": "its host ha is unreachable: away, since noon"},
+    {"code": "unserved", "message": "gets only errors since noon"},
+]
+
+
+def test_list_marks_vms_with_problems_and_show_has_the_reasons(capsys: Capture) -> None:
+    """A VM of a dead host must not look like any other that runs."""
+    columns = ("scope", "host", "seen_at", "events", "update_domain", "address")
+    items = [
+        {"name": name, "power": "running", "problems": problems} | dict.fromkeys(columns, "x")
+        for name, problems in (("web-0", PROBLEMS), ("web-1", []))
+    ]
+    body = json.dumps({"vms": items, "total": 2, "next": None}).encode()
+    assert forewarn(200, body, "vm", "list")[0] == 0
+    titles, *lines = capsys.readouterr().out.splitlines()
+
+    assert titles.split()[:3] == ["NAME", "POWER", "PROBLEMS"]
+    assert lines[0].startswith("web-0  running  host-unreachable, unserved  x")
+    assert lines[1].split()[:3] == ["web-1", "running", "-"]
+
+    forewarn(200, json.dumps(items[0]).encode(), "vm", "show", "web-0")
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.partition("  ")[2].strip() for line in shown if line.startswith("problems")] == [
+        "its host ha is unreachable: away, since noon; gets only errors since noon"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["vm", "event"])
+def test_list_can_be_limited_to_a_host_and_a_scope(kind: str) -> None:
+    body = json.dumps({f"{kind}s": [], "total": 0, "next": None}).encode()
+    code, requests = forewarn(200, body, kind, "list", "--host", "ha", "--scope", "web")
+
+    assert code == 0
+    assert f"/api/v1/{kind}s?host=ha&scope=web&limit=1000" in str(requests[-1])
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -221,13 +272,35 @@ def test_operation_without_an_event_says_what_happens(
     )
 
 
+PLAN: dict[str, Any] = {
+    "waves": [],
+    "waiting": [],
+    "too_large": [],
+    "total": 0,
+    "unreachable": [],
+    "unmovable": [],
+}
+
+
 @pytest.mark.parametrize(
     ("waves", "shown"), [([["a"]], "1 host in 1 wave"), ([["a"], ["b"]], "2 hosts in 2 waves")]
 )
 def test_plan_counts_hosts_and_waves(waves: list[list[str]], shown: str, capsys: Capture) -> None:
-    print_plan({"waves": waves, "waiting": [], "too_large": [], "total": len(waves)})
+    print_plan(PLAN | {"waves": waves, "total": len(waves)})
 
     assert capsys.readouterr().out.endswith(f"{shown}; nothing was done\n")
+
+
+def test_plan_names_unreachable_hosts_and_unmovable_vms(capsys: Capture) -> None:
+    """Before anything is announced."""
+    away = {"host": "a", "why": "its daemon has been away since 2030-01-31T12:00:00+00:00"}
+    stuck = {"host": "b", "vm": "web-0", "why": "PCI device 0000:3b:00.1 is passed through to it"}
+    print_plan(PLAN | {"unreachable": [away], "unmovable": [stuck]})
+
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "unreachable: a: its daemon has been away since 2030-01-31T12:00:00+00:00",
+        "cannot move: web-0 on b: PCI device 0000:3b:00.1 is passed through to it",
+    ]
 
 
 def test_wrong_number_is_repeated_in_the_message(capsys: Capture) -> None:

@@ -1,6 +1,7 @@
 """Where options come from: flag, variable, file, default. Driven through `forewarn config`."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,16 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def show(
-    tmp_path: Path, *flags: str, toml: str = "", env: dict[str, str] | None = None
+    tmp_path: Path,
+    *flags: str,
+    toml: str = "",
+    env: dict[str, str] | None = None,
+    root: tuple[str, ...] = (),
 ) -> dict[str, tuple[str, str]]:
     """Value and source of each option, as `forewarn config` shows them."""
     path = tmp_path / "forewarn.toml"
     path.write_text(toml)
-    command = ["--config", str(path), "config", "--json", *flags]
+    command = ["--config", str(path), *root, "config", "--json", *flags]
     result = CliRunner().invoke(app, command, env=env or {})
     if result.exception is not None:
         raise result.exception
@@ -163,11 +168,93 @@ def test_client_and_service_share_one_file(tmp_path: Path) -> None:
     assert shown["rate"][0] == "5"
 
 
+@pytest.mark.parametrize(
+    ("flags", "toml", "env"),
+    [
+        (("--control-url", "http://s1:1", "--control-url", "http://s2:2/"), "", {}),
+        (("--control-url", "http://s1:1,http://s2:2"), "", {}),
+        ((), "control_url = ['http://s1:1', 'http://s2:2']", {}),
+        ((), "", {"FOREWARN_CONTROL": "http://s1:1, http://s2:2"}),
+    ],
+)
+def test_service_may_have_several_control_urls(
+    tmp_path: Path, flags: tuple[str, ...], toml: str, env: dict[str, str]
+) -> None:
+    shown = show(tmp_path, toml=toml, env=env, root=flags)
+
+    assert shown["control_url"][0] == "http://s1:1,http://s2:2"
+
+
 def test_control_listener_has_its_own_variable(tmp_path: Path) -> None:
     """FOREWARN_CONTROL is the client's URL; it must not become the address of the listener."""
     env = {"FOREWARN_CONTROL": "http://127.0.0.1:9", "FOREWARN_CONTROL_LISTEN": "127.0.0.1:7"}
 
     assert show(tmp_path, env=env)["control"] == ("127.0.0.1:7", "FOREWARN_CONTROL_LISTEN")
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "source"),
+    [
+        (("--store", "sqlite:///x.db"), {}, "--store"),
+        ((), {"FOREWARN_STORE": "sqlite:///x.db"}, "FOREWARN_STORE"),
+    ],
+)
+def test_service_refuses_another_kind_of_store_than_its_file(
+    tmp_path: Path, flags: tuple[str, ...], env: dict[str, str], source: str
+) -> None:
+    """Three servers of one etcd that a flag starts on SQLite would be three services."""
+    wrong = ("--fleet", "/nope")  # so that a server that is not refused does not run here
+    toml = 'store = "etcd://h1:2379/forewarn"'
+    error = serve_error(tmp_path, *flags, *wrong, toml=toml, env=env)
+
+    assert isinstance(error, Invalid)
+    assert str(error).replace(str(tmp_path), "DIR") == (
+        f"store is sqlite:///x.db (from {source}), but etcd://h1:2379/forewarn "
+        "(store in DIR/forewarn.toml): servers with different kinds of store are different "
+        "services; expected one kind"
+    )
+
+
+@pytest.mark.parametrize("toml", ["", 'store = "sqlite:////var/lib/forewarn/forewarn.db"'])
+def test_flag_may_name_another_store_of_the_same_kind(tmp_path: Path, toml: str) -> None:
+    store = f"sqlite:///{tmp_path}/x.db"
+    error = serve_error(tmp_path, "--store", store, "--fleet", "/nope", toml=toml)
+
+    assert str(error) == "cannot read the fleet file /nope: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("flags", "content"),
+    [
+        (("--fleet",), None),
+        (("--fleet",), "scopes: 7"),
+        (("--proxy-key-file",), None),
+        (("--webhook", "http://h/x", "--webhook-secret-file"), None),
+        (("--webhook", "http://h/x", "--webhook-secret-file"), ""),
+    ],
+)
+def test_service_with_a_wrong_file_leaves_no_store_behind(
+    tmp_path: Path, flags: tuple[str, ...], content: str | None
+) -> None:
+    """A typo in an option must not create a database in the current folder."""
+    file = tmp_path / "file"
+    if content is not None:
+        file.write_text(content)
+    error = serve_error(tmp_path, "--store", f"sqlite:///{tmp_path}/x.db", *flags, str(file))
+
+    assert isinstance(error, Invalid)
+    assert str(file) in str(error)
+    assert {path.name for path in tmp_path.iterdir()} <= {"forewarn.toml", "file"}
+
+
+def serve_error(
+    tmp_path: Path, *flags: str, toml: str = "", env: dict[str, str] | None = None
+) -> BaseException | None:
+    path = tmp_path / "forewarn.toml"
+    path.write_text(toml)
+    ports = ("--metadata", "127.0.0.1:0", "--control", "127.0.0.1:0")
+    command = ["--config", str(path), "serve", *ports, *flags]
+    return CliRunner().invoke(app, command, env=env or {}).exception
 
 
 def test_wrong_secret_is_not_repeated(tmp_path: Path) -> None:
@@ -194,8 +281,8 @@ def test_a_token_on_the_command_line_is_rejected() -> None:
 def test_control_url_is_http_without_a_query(url: str) -> None:
     """Paths are appended to it."""
     control_url = options(ClientConfig)[0]
-    with pytest.raises(Invalid, match=r"expected http://HOST:PORT, got"):
-        control_url.parse(url, "--control-url")
+    with pytest.raises(Invalid, match=rf"expected http://HOST:PORT, got {re.escape(repr(url))}$"):
+        control_url.parse(["http://a", url], "--control-url")
 
 
 def test_value_is_formatted_as_it_would_be_typed() -> None:

@@ -72,6 +72,23 @@ def test_empty_list_still_has_a_header(capsys: pytest.CaptureFixture[str]) -> No
             "canceled",
             "event E1 was canceled before\n",
         ),
+        (
+            {"event": EVENT | {"status": "Started"}, "waits_for": "the daemon of h: it is away"},
+            "",
+            "Reboot E1 of a, b is Started\nthe impact waits for the daemon of h: it is away\n",
+        ),
+        (
+            {
+                "event": None,
+                "reason": {"code": "not-polled", "message": "no VM has polled"},
+                "waits_for": "the daemon of h: it is away",
+            },
+            "",
+            (
+                "the VM is restarted, without an event: no VM has polled\n"
+                "the impact waits for the daemon of h: it is away\n"
+            ),
+        ),
         ({"events": []}, "", "no events\n"),
     ],
 )
@@ -131,8 +148,8 @@ def test_every_sentence_belongs_to_a_change() -> None:
 
 def test_demo_commands_name_other_ports() -> None:
     """The pasted commands must reach this service, not the default one."""
-    usual = format_welcome(Address("127.0.0.1", 8080), Address("127.0.0.1", 8081), 60)
-    other = format_welcome(Address("127.0.0.1", 8080), Address("127.0.0.1", 9), 30)
+    usual = format_welcome(Address("127.0.0.1", 8080), Address("127.0.0.1", 8081), 60, "memory")
+    other = format_welcome(Address("127.0.0.1", 8080), Address("127.0.0.1", 9), 30, "memory")
 
     assert "FOREWARN_CONTROL" not in usual
     assert "A 15-minute notice takes 15 seconds here" in usual
@@ -227,13 +244,13 @@ def test_ids_are_short_in_tables_and_whole_in_json(capsys: pytest.CaptureFixture
     assert '"id": "1B2C3D4E-0F33-41B9-B7D1-9390A9009A3E"' in printed
 
 
-def test_long_list_is_a_number_on_a_terminal_only(capsys: pytest.CaptureFixture[str]) -> None:
-    """A scope may have a thousand VMs."""
+def test_long_list_is_a_number_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """A scope may have a thousand VMs, and a line of `host list | grep` should fit a screen."""
     response = {"scopes": [{"vms": [f"web-{number}" for number in range(6)]}], "total": 1}
     show_list(response, "scopes", ("vms",))
 
     assert on_terminal(80, lambda: show_list(response, "scopes", ("vms",)))[2:] == ["6 vms"]
-    assert "web-5" in capsys.readouterr().out
+    assert capsys.readouterr().out == "VMS\n6 vms\n"
 
 
 def test_times_are_relative_on_a_terminal() -> None:

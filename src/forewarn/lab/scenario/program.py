@@ -2,14 +2,13 @@
 
 import asyncio
 import os
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 
 from forewarn.errors import Invalid
 from forewarn.lab import azure_address
 from forewarn.lab.environment import make_environment
-from forewarn.platform.exec import end_group
+from forewarn.platform.process_group import ProcessGroup
 
 LINE_BYTES_MAX = 4096
 STOP_SECONDS_MAX = 5.0
@@ -25,7 +24,7 @@ async def start_program(
     *,
     is_at_azure: bool = False,
     stop_seconds_max: float = STOP_SECONDS_MAX,
-) -> AsyncIterator[Process]:
+) -> AsyncIterator[ProcessGroup]:
     """Run a program that plays a VM, in its own process group.
 
     `url` is the endpoint of the VM; `write` gets each line of the program's output. At Azure's
@@ -35,38 +34,40 @@ async def start_program(
     arguments = [argument.replace(ENDPOINT, endpoint) for argument in command]
     if is_at_azure:
         arguments = azure_address.wrap(url, arguments)
-    variables = make_environment(endpoint, vm)
+    environ = {**os.environ, **make_environment(endpoint, vm)}
+    outlet, inlet = os.pipe()
     try:
-        process = await asyncio.create_subprocess_exec(
-            *arguments,
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=STDOUT,
-            env={**os.environ, **variables},
-            start_new_session=True,
-        )
+        program = ProcessGroup(arguments, environ, stdout=inlet, stderr=inlet)
     except OSError as error:
+        os.close(outlet)
         raise Invalid(
             f"{arguments[0]!r} cannot be started: {error.strerror or error}", command=arguments[0]
         ) from error
-    assert process.stdout is not None
-    reading = asyncio.create_task(_read_lines(process.stdout, write))
-    try:
-        yield process
     finally:
-        await end_group(process, stop_seconds_max)
-        with suppress(TimeoutError):  # a process that it left behind may keep the pipe open
+        os.close(inlet)
+    reading = asyncio.create_task(_read_lines(outlet, write))
+    try:
+        yield program
+    finally:
+        await program.end(stop_seconds_max)
+        program.close()
+        with suppress(TimeoutError):  # a process that has left the group may keep the pipe open
             await asyncio.wait_for(reading, stop_seconds_max)
 
 
-async def _read_lines(output: asyncio.StreamReader, write: Callable[[str], None]) -> None:
-    rest = b""
-    while chunk := await output.read(LINE_BYTES_MAX):
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > LINE_BYTES_MAX:
-            lines, rest = [*lines, rest], b""
-        for line in lines:
-            write(_decode(line))
+async def _read_lines(outlet: int, write: Callable[[str], None]) -> None:
+    output, rest = asyncio.StreamReader(), b""
+    pipe = open(outlet, "rb", buffering=0)  # noqa: SIM115 - the transport closes it
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(output), pipe
+    )
+    with closing(transport):
+        while chunk := await output.read(LINE_BYTES_MAX):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > LINE_BYTES_MAX:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                write(_decode(line))
     if rest:
         write(_decode(rest))
 

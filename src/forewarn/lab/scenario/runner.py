@@ -3,7 +3,6 @@
 import asyncio
 import random
 import shutil
-from asyncio.subprocess import Process
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
@@ -32,6 +31,7 @@ from forewarn.lab.scenario.timeline import Timeline, is_poll
 from forewarn.lab.scenario.verdict import RunResult, ScenarioVerdict, VerdictOutcome, judge
 from forewarn.lab.service import LabService, Setup, open_lab
 from forewarn.lab.transcript import TranscriptEntry, TranscriptKind
+from forewarn.platform.process_group import ProcessGroup
 
 COMMAND_SECONDS_MAX = 60.0
 MANUAL_SECONDS_MAX = 600.0
@@ -75,7 +75,7 @@ async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunR
         if external and lab.rate > 1:
             console.print(f"one second of real time is {lab.rate:g} s of the scenario")
         console.print(describe_plan(file.until, rate, lab.clock.now()))
-        software: AbstractAsyncContextManager[Process | None] = nullcontext()
+        software: AbstractAsyncContextManager[ProcessGroup | None] = nullcontext()
         if played:
             write = partial(console.print_output, played)
             software = start_program(
@@ -92,7 +92,7 @@ async def run(scenario: Scenario, options: RunOptions, console: Console) -> RunR
 async def wait_for_first_polls(
     lab: LabService,
     external: Sequence[str],
-    program: Process | None,
+    program: ProcessGroup | None,
     options: RunOptions,
     console: Console,
 ) -> ScenarioVerdict | None:
@@ -183,7 +183,7 @@ class Runner:
             vm: published.scope.incarnation for vm, published in lab.engine.board.vms.items()
         }
 
-    async def run(self, program: Process | None, *, to_the_end: bool) -> RunResult:
+    async def run(self, program: ProcessGroup | None, *, to_the_end: bool) -> RunResult:
         self._lab.transcript.followers.append(self._follow)
         self._lab.engine.board.subscribe(self._wake_guests)
         for guest in self._guests.values():
@@ -207,7 +207,7 @@ class Runner:
             raise self._error
         return self.conclude(program)
 
-    async def _let_time_pass(self, program: Process | None) -> None:
+    async def _let_time_pass(self, program: ProcessGroup | None) -> None:
         clock = self._lab.clock
         if not isinstance(clock, VirtualClock):
             while (now := clock.now()) < self._end and not self._is_decided():
@@ -256,7 +256,7 @@ class Runner:
         return self._may_end_early and not self._open and not self._waiting
 
     def conclude(
-        self, program: Process | None, missing: ScenarioVerdict | None = None
+        self, program: ProcessGroup | None, missing: ScenarioVerdict | None = None
     ) -> RunResult:
         """Judge the run as it is now. `missing`: it did not begin, for this reason."""
         timeline, steps = self._timeline, self._file.steps

@@ -1,6 +1,7 @@
 """The process of the software under test: its output, and its end."""
 
 import asyncio
+from pathlib import Path
 
 from forewarn.lab.scenario.program import LINE_BYTES_MAX, start_program
 
@@ -29,6 +30,33 @@ def run_shell(
         return program.returncode
 
     return asyncio.run(run()), lines
+
+
+def test_id_of_a_program_that_has_exited_stays_taken_until_its_group_is_killed() -> None:
+    """Else the signals at the end could reach a stranger that got the same id meanwhile."""
+
+    async def run() -> None:
+        lines: asyncio.Queue[str] = asyncio.Queue()
+        command = ["sh", "-c", "sleep 600 & echo $$ $!; exit 7"]
+        async with start_program(command, "web-0", "http://e", lines.put_nowait) as it:
+            leader, child = (await lines.get()).split()
+            await asyncio.wait_for(it.wait(), 10)
+            assert it.returncode == 7
+            assert state_of(leader) == "Z"
+            assert state_of(child) != ""
+        assert it.returncode == 7
+        assert state_of(leader) == ""
+        assert state_of(child) in ("", "Z")
+
+    asyncio.run(run())
+
+
+def state_of(pid: str) -> str:
+    """Its state as in /proc; empty if it does not exist."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
 
 
 def test_program_that_ignores_sigterm_is_killed() -> None:
