@@ -12,7 +12,8 @@ import sys
 
 import uvloop
 
-from forewarn.hostd.netlink import Netlink
+from forewarn.hostd.moves import Moves
+from forewarn.hostd.netlink import AF_BRIDGE, Neighbour, Netlink
 from forewarn.hostd.ports import SAVE_FROM_ETHERNET, TCP_SAVE_SYN, BridgePorts
 from forewarn.hostd.relay import Relay, RelayPolicy
 from forewarn.hostd.settings import HostToken
@@ -31,15 +32,15 @@ class LoopbackTables(Netlink):
     def neighbour(self, interface: int, address: str) -> bytes:
         return b""
 
-    def bridge_port(self, bridge: int, mac: bytes) -> int:
-        return bridge
+    def forwarding_entry(self, bridge: int, mac: bytes) -> Neighbour:
+        return Neighbour(AF_BRIDGE, bridge, 0, mac, "", bridge)
 
 
 async def serve(arguments: argparse.Namespace) -> None:
     _, name, secret = arguments.token.split("_", 2)
     key = hashlib.sha256(secret.encode()).hexdigest().encode()
     upstream = Upstream([arguments.server])
-    relay = Relay(upstream, HostToken(name, "", key))
+    relay = Relay(upstream, HostToken(name, "", key), Moves())
     index = socket.if_nametoindex("lo")
     ports = BridgePorts(index, LoopbackTables.open(), {index: arguments.vm})
     limits = Limits(connections_per_address_max=CLIENTS_MAX)

@@ -28,7 +28,7 @@ CALM_SECONDS = (3.0, 6.0)
 LONG_CALM_SECONDS = (10.0, 30.0)
 DRAIN_SECONDS_MAX = 120
 FINAL_SECONDS = 0.5
-PROGRAM = ("-m", "forewarn")
+PROGRAM = ("-m", "tests.chaos.planted")
 REPORT_FILE = "report.md"
 
 
@@ -39,7 +39,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--calm-seconds", type=float, default=0.0, help="no faults, only a load")
     parser.add_argument("--only", choices=FAULTS, action="append", help="only these faults")
-    parser.add_argument("--planted", default="", help="a fault in the code; see planted.py")
+    parser.add_argument("--planted", default="none", help="a fault in the code; see planted.py")
     parser.add_argument("--namespaces", default="", help="as JSON; set when started again")
     return parser.parse_args()
 
@@ -68,8 +68,7 @@ def main() -> int:
 def run_inside(chosen: argparse.Namespace) -> None:
     """Start everything, make the faults, and leave the recording in the folder."""
     folder: Path = chosen.folder
-    program = ("-m", "tests.chaos.planted", chosen.planted) if chosen.planted else PROGRAM
-    cluster = Cluster(folder, json.loads(chosen.namespaces), program)
+    cluster = Cluster(folder, json.loads(chosen.namespaces), (*PROGRAM, chosen.planted))
     chance = random.Random(chosen.seed)
     faults: list[Fault] = []
     try:

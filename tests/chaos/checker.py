@@ -5,9 +5,11 @@ when the platform's command ran for it. A response that was lost counts as "may 
 may still happen"; everything else counts.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 from tests.chaos.history import (
@@ -24,6 +26,12 @@ from tests.chaos.history import (
 ENDS = ("completed", "canceled", "failed")
 STARTED = "Started"
 CLOCK_ERROR_SECONDS_MAX = 1.0
+SHOWN_LATE_SECONDS_MAX = 3.0
+"""How late a server of a busy machine may show what another has committed. Outages take longer."""
+UNREAD_SECONDS = 8.0
+"""If there are dozens of polls a second and none is answered for so long, guests could not read
+anything. The machine may be busy, so this is longer than what the servers count.
+"""
 
 
 class Promise(StrEnum):
@@ -31,6 +39,7 @@ class Promise(StrEnum):
 
     KEPT = "an acknowledged command is never lost"
     NOTICE = "no event starts before its NotBefore without approval"
+    READ = "an event starts by time only after guests could read it for its notice"
     DONE = "every impact is carried out at least once"
     RECORDED_ONCE = "every impact is recorded exactly once"
     NEVER_FALLS = "incarnations never fall for a client that stays with one server"
@@ -50,6 +59,7 @@ def check(recording: Recording) -> list[Violation]:
     rules: tuple[Callable[[Facts], Iterator[Violation]], ...] = (
         check_kept,
         check_notice,
+        check_read,
         check_impacts,
         check_incarnations,
         check_bytes,
@@ -225,6 +235,68 @@ def may_start_early(facts: Facts, event_id: str, at: float) -> bool:
     votes = len({call.vm for call in sent} & set(members.vms))
     needed = {"any": 1, "quorum": len(members.vms) // 2 + 1, "all": len(members.vms)}
     return votes >= needed[members.approval]
+
+
+def check_read(facts: Facts) -> Iterator[Violation]:
+    """The notice as guests saw it: from the last document without the event until its start.
+
+    Times in which no guest got an answer do not count. An outage concerns all scopes, and one scope
+    may not be polled for seconds when the machine is busy.
+    """
+    polls, starts = polls_by_scope(facts.recording), first_starts(facts)
+    answered = sorted(call.answered_at for calls in polls.values() for call in calls)
+    promised = latest_not_before(facts)
+    for entry in facts.scheduled():
+        at, _ = starts.get(entry.event, (0.0, ""))
+        notice = facts.recording.run.notice_seconds.get(kind_of(entry), 0.0)
+        if at < promised[entry.event] or may_start_early(facts, entry.event, at):
+            continue  # it has not started, or `check_notice` judges it
+        since = last_without(facts.recording, polls[entry.scope], entry.event, at)
+        read = read_seconds(answered, since, at)
+        if read < notice - SHOWN_LATE_SECONDS_MAX:
+            yield Violation(
+                Promise.READ,
+                f"event {entry.event} started at {at:.3f}; guests could read it for {read:.3f} s,"
+                f" not {notice:g} s",
+            )
+
+
+def polls_by_scope(recording: Recording) -> dict[str, list[Call]]:
+    """The polls of each scope that were answered, in the order of their answers."""
+    polls: dict[str, list[Call]] = defaultdict(list)
+    for call in sorted(recording.calls, key=lambda call: call.answered_at):
+        if call.kind in POLLS and call.status in (200, 304):
+            polls[call.scope].append(call)
+    return polls
+
+
+def kind_of(entry: HistoryEntry) -> str:
+    """The operation that has announced an event."""
+    causes = {"user-restart": Kind.RESTART, "user-redeploy": Kind.REDEPLOY}
+    return causes.get(entry.cause, Kind.MAINTAIN)
+
+
+def last_without(recording: Recording, polls: Sequence[Call], event_id: str, at: float) -> float:
+    """When the last document without an event was asked for, before any guest saw the event.
+
+    With the benefit of the doubt: it may have appeared right after that.
+    """
+    since = 0.0
+    for call in polls:
+        shown = recording.views[call.view] if call.view else None
+        if shown is None:
+            continue
+        if call.answered_at > at or any(event.id == event_id for event in shown):
+            break
+        since = max(since, call.asked_at)
+    return since
+
+
+def read_seconds(answered: Sequence[float], since: float, at: float) -> float:
+    """For how long guests could read between two times, given when any guest got an answer."""
+    between = answered[bisect_right(answered, since) : bisect_left(answered, at)]
+    steps = pairwise([since, *between, at])
+    return sum(later - before for before, later in steps if later - before < UNREAD_SECONDS)
 
 
 # --- impacts

@@ -16,6 +16,7 @@ from tests.chaos.history import Fault
 
 LONGER_THAN_A_LEASE = TTL_SECONDS + 2
 STORE_DOWN_SECONDS = 30
+QUORUM_LOST_SECONDS = 25
 CLOCK_SECONDS = (30.0, -30.0)
 CLOCK_WRONG_SECONDS = 15
 RECOVERY_SECONDS_MAX = 180
@@ -77,6 +78,21 @@ def stop_server(cluster: Cluster, chance: random.Random) -> Hit:
     return Hit(server.name)
 
 
+def stop_servers(cluster: Cluster, chance: random.Random) -> Hit:
+    """SIGSTOP of all servers for longer than their leases: no guest can read anything.
+
+    Events that were announced just before are due when the servers continue.
+    """
+    for server in cluster.servers:
+        server.signal(signal.SIGSTOP)
+    try:
+        time.sleep(LONGER_THAN_A_LEASE)
+    finally:
+        for server in cluster.servers:
+            server.signal(signal.SIGCONT)
+    return Hit("all servers")
+
+
 def cut_network(cluster: Cluster, chance: random.Random) -> Hit:
     """No packet between one server and etcd for longer than a lease."""
     server = chance.choice(cluster.servers)
@@ -96,6 +112,23 @@ def stop_store(cluster: Cluster, chance: random.Random) -> Hit:
     for member in cluster.etcd.members:
         cluster.etcd.launch(member)
     return Hit("etcd")
+
+
+def lose_quorum(cluster: Cluster, chance: random.Random) -> Hit:
+    """SIGSTOP of all followers: the leader keeps what it has got, and commits it afterwards.
+
+    Operators announce events all the time, so some announcements are in its log.
+    """
+    leader = cluster.etcd.members[cluster.find_leader()]
+    followers = [member for member in cluster.etcd.members if member is not leader]
+    for member in followers:
+        member.signal(signal.SIGSTOP)
+    try:
+        time.sleep(QUORUM_LOST_SECONDS)
+    finally:
+        for member in followers:
+            member.signal(signal.SIGCONT)
+    return Hit("followers")
 
 
 def restart_all(cluster: Cluster, chance: random.Random) -> Hit:
@@ -133,8 +166,10 @@ FAULTS: dict[str, Callable[[Cluster, random.Random], Hit]] = {
     "clock 30 s off": skew_clock,
     "etcd member stopped": stop_member,
     "server stopped": stop_server,
+    "all servers stopped": stop_servers,
     "server cut off from etcd": cut_network,
     "all of etcd down": stop_store,
+    "quorum of etcd lost": lose_quorum,
     "everything restarted": restart_all,
 }
 

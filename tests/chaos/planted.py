@@ -1,6 +1,8 @@
-"""`forewarn serve` with a fault in the code, to show that the checker finds it.
+"""`forewarn serve` for a run, or with a fault in the code, to show that the checker finds it.
 
-`python -m tests.chaos.planted FAULT serve ...`. Each fault is what a plausible mistake would do.
+`python -m tests.chaos.planted FAULT serve ...`, or `none`. Each fault is what a plausible mistake
+would do. A notice takes seconds here, so the times without a readable document that do not count
+are shorter, too.
 """
 
 import random
@@ -11,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from forewarn import server
 from forewarn.cli.main import main
 from forewarn.core import command as commands
 from forewarn.core import lifecycle, machine
@@ -18,10 +21,14 @@ from forewarn.core.change import Change, ChangeKind
 from forewarn.core.draft import Draft
 from forewarn.core.event import Event, Impact, ImpactState
 from forewarn.core.fleet import Scope
+from forewarn.core.timing import Timing
 from forewarn.engine import impact_job, worker
 from forewarn.engine.engine import Engine
+from forewarn.engine.readability import Readability
 
 EARLY = timedelta(seconds=5)
+GAP_MIN = timedelta(seconds=2)
+SHOWN_EVERY = timedelta(seconds=0.5)
 FORGOTTEN = 0.2
 
 
@@ -40,17 +47,33 @@ def acknowledge_without_commit() -> None:
 
 def start_early() -> None:
     """Events are due five seconds before NotBefore."""
-    ready_events, next_deadline = machine.ready_events, machine.next_deadline
+    newly_due, next_deadline = machine.newly_due, machine.next_deadline
 
-    def ready_early(scope: Scope, now: datetime) -> list[Event]:
-        return ready_events(scope, now + EARLY)
+    def due_early(scope: Scope, due_until: datetime | None) -> list[Event]:
+        return newly_due(scope, due_until and due_until + EARLY)
 
     def wake_early(scope: Scope) -> datetime | None:
         deadline = next_deadline(scope)
         return deadline and deadline - EARLY
 
-    machine.ready_events = ready_early
+    machine.newly_due = due_early
     vars(worker)["next_deadline"] = wake_early
+
+
+def shorten_gaps() -> None:
+    """Scale what a rate leaves alone, because it is between servers."""
+    at_rate = Timing.at_rate
+
+    def at_rate_with_short_gaps(rate: float, **more: timedelta) -> Timing:
+        return replace(
+            at_rate(rate, **more),
+            gap_min=GAP_MIN,
+            gap_min_preempt=GAP_MIN,
+            shown_every=SHOWN_EVERY,
+            shown_every_preempt=SHOWN_EVERY,
+        )
+
+    vars(server)["Timing"] = type("ShortTiming", (), {"at_rate": at_rate_with_short_gaps})
 
 
 def ignore_claims() -> None:
@@ -81,13 +104,21 @@ def ignore_claims() -> None:
     impact_job.ImpactJob._is_ours = lambda *arguments: True  # type: ignore[method-assign]
 
 
+def ignore_gaps() -> None:
+    """The time in which no server showed anything counts as notice."""
+    Readability._add_gap = lambda self, known, now: known.gaps  # type: ignore[method-assign]
+
+
 PLANTED: dict[str, Callable[[], None]] = {
     "acknowledge-without-commit": acknowledge_without_commit,
     "start-early": start_early,
     "ignore-claims": ignore_claims,
+    "ignore-gaps": ignore_gaps,
+    "none": lambda: None,
 }
 
 
 if __name__ == "__main__":
+    shorten_gaps()
     PLANTED[sys.argv.pop(1)]()
     main()

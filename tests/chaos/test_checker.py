@@ -79,6 +79,7 @@ GOOD = Recording(
         RESTART,
         poll(0.5, 2, "scheduled"),
         poll(0.6, 2, "scheduled", "s1"),
+        *(poll(each, 2, "scheduled") for each in range(2, 10, 2)),
         poll(10.5, 3, "started"),
         poll(13, 4, "none"),
         final("s0"),
@@ -214,6 +215,43 @@ def test_less_notice_than_the_type_promises_is_early() -> None:
 # --- impacts
 
 
+LATE = entry(1, "scheduled", -60, not_before=NOON - 50)
+"""Decided a minute before noon, and committed after an outage."""
+
+
+def read_at(*after: float, seen: float) -> Recording:
+    """Guests poll at these times, and see the event from then on, until it starts at 10.5."""
+    polls = [
+        poll(each, 1 if each < seen else 2, "none" if each < seen else "late") for each in after
+    ]
+    views = VIEWS | {"bytes-late": (Shown("E", "Scheduled", NOON - 50),)}
+    rest = [each for each in GOOD.calls if each.kind is not Kind.POLL or each.asked_at > NOON + 10]
+    lost = call(Kind.RESTART, -60, 0, vm="web-0")
+    calls = (lost, *polls, *(each for each in rest if each.kind is not Kind.RESTART))
+    return replace(GOOD, calls=calls, views=views, entries=(LATE, *GOOD.entries[1:]))
+
+
+def test_an_event_that_guests_could_read_for_its_notice_is_good() -> None:
+    assert broken(read_at(*range(11), seen=1)) == []
+
+
+def test_an_event_that_appears_late_has_less_notice_than_promised() -> None:
+    """Its NotBefore has passed before any guest could read it."""
+    assert broken(read_at(*range(11), seen=9)) == [Promise.READ]
+
+
+def test_time_without_any_response_is_no_notice() -> None:
+    """Guests saw the event, then all servers were down, then it started."""
+    assert broken(read_at(0, 1, 2, 10, seen=1)) == [Promise.READ]
+
+
+def test_time_with_responses_to_other_guests_is_notice() -> None:
+    """Clients of a busy machine may not get to one scope for a while. An outage concerns all."""
+    others = [replace(poll(each, 1, "none"), scope="db", client="c-db") for each in range(11)]
+    recording = read_at(0, 1, 2, 10, seen=1)
+    assert broken(replace(recording, calls=(*recording.calls, *others))) == []
+
+
 def test_a_completed_event_whose_command_never_finished_is_not_done() -> None:
     assert broken(replace(GOOD, impacts=GOOD.impacts[:1])) == [Promise.DONE]
 
@@ -275,7 +313,13 @@ def extra_event(event: str, after: float) -> Recording:
         if each.what != "claimed"
     )
     impacts = tuple(replace(impact, event=event, at=impact.at + after) for impact in GOOD.impacts)
-    return replace(GOOD, entries=(*GOOD.entries, *entries), impacts=(*GOOD.impacts, *impacts))
+    views = GOOD.views | {"bytes-scheduled": (SCHEDULED, replace(SCHEDULED, id=event))}
+    return replace(
+        GOOD,
+        views=views,
+        entries=(*GOOD.entries, *entries),
+        impacts=(*GOOD.impacts, *impacts),
+    )
 
 
 def test_a_second_event_of_an_acknowledged_operation_is_found() -> None:

@@ -26,6 +26,7 @@ class Network(Protocol):
     loss: float
     cut_until: dict[tuple[str, int], float]
     handlers: dict[asyncio.Task[Any], Server]
+    checker: CommitChecker
 
 
 class ServerStore(FlakyStore):
@@ -111,6 +112,7 @@ class LossyNetwork(Upstream):
     async def _handle(self, server: Server, body: bytes, late_seconds: float) -> Response:
         await asyncio.sleep(late_seconds)
         sent = msgspec.json.decode(body, type=WorkRequest)
+        self._world.checker.readers.hear(self._host)
         try:
             work = await server.hosts.work(self._host, sent, by="token")
         except Unavailable:

@@ -3,18 +3,54 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forewarn.core.event import EventType, Status
-from forewarn.core.fleet import Scope
+from forewarn.core.fleet import Power, Scope
 from forewarn.errors import Error
+from forewarn.hostd.inventory import ListedVm
 from tests.sim.hostd_rules import OPERATOR
 from tests.sim.hypervisors import HOSTS, Marker, State
+from tests.unit.engine.hostd_world import vm_id
 
 if TYPE_CHECKING:
     from tests.sim.hostd_world import HostdWorld, RunningDaemon
 
 Step = Callable[[], Awaitable[object]]
+LATE_SECONDS_MAX = 40.0
+"""A request may arrive so much later, after its daemon has ended."""
+REBIND_SECONDS_MAX = 60
+DOUBLE_SECONDS = 40
+STRAY_SECONDS = 25.0
+CLONE_SECONDS = 30.0
+"""After these times the servers must know that a VM runs twice, has the name of another one, or
+that two machines have one id.
+"""
+
+
+class Stable:
+    """Whether the same daemons of hosts have run and reached a server all the time.
+
+    `has_rivals`: the servers have noticed that two machines with one id run such a daemon.
+    """
+
+    def __init__(self, world: "HostdWorld", *hosts: str) -> None:
+        self._world, self._hosts = world, hosts
+        self._daemons = [world.daemons[host] for host in hosts]
+        self._is_so, self.has_rivals = True, False
+        self._began_at = world.vms.now
+
+    def look(self) -> None:
+        """Called at least every few seconds."""
+        is_same = [self._world.daemons[host] for host in self._hosts] == self._daemons
+        self._is_so = self._is_so and is_same and all(map(self._world.is_served, self._hosts))
+        managed = self._world.any_server().hosts.managed
+        records = [managed.find(host) for host in self._hosts]
+        self.has_rivals = self.has_rivals or any(record and record.rivals for record in records)
+
+    def lasts(self, seconds: float) -> bool:
+        self.look()
+        return self._is_so and self._world.vms.now - self._began_at > seconds
 
 
 class Operator:
@@ -23,6 +59,9 @@ class Operator:
         self._chance = world.random("operator")
         self._starting: set[asyncio.Task[None]] = set()
         self._second: RunningDaemon | None = None
+        self._second_until = 0.0
+        self._clone: tuple[str, RunningDaemon, Stable] | None = None
+        self._stray: tuple[str, Stable] | None = None
 
     async def disturb(self, until: float) -> None:
         steps: Sequence[tuple[Step, int]] = (
@@ -36,6 +75,10 @@ class Operator:
             (self._lose_lease, 1),
             (self._act_by_hand, 4),
             (self._take_over, 2),
+            (self._forget, 3),
+            (self._clone_daemon, 1),
+            (self._run_copy, 1),
+            (self._add_stray, 2),
         )
         chosen, weights = zip(*steps, strict=True)
         while asyncio.get_running_loop().time() < until:
@@ -43,6 +86,8 @@ class Operator:
             self._world.check()
             await self._bury_the_dead()
             await self._cut_off_after_a_failure()
+            for stable in [each[-1] for each in (self._clone, self._stray) if each]:
+                stable.look()
             with suppress(Error):
                 await self._chance.choices(chosen, weights)[0]()
 
@@ -51,6 +96,8 @@ class Operator:
         world = self._world
         world.loss, self._vms.cut_until = 0.0, 0.0
         world.cut_until.clear()
+        await self._end_clone()
+        await self._end_stray()
         if self._second is not None:
             await self._second.stop()
         for daemon in world.daemons.values():
@@ -58,6 +105,7 @@ class Operator:
                 daemon.actor.calls_left = -1
         await self._bury_the_dead()
         await asyncio.gather(*self._starting)
+        await self._rebind()
         for host in HOSTS:
             daemon = world.daemons[host]
             assert daemon is not None
@@ -65,6 +113,18 @@ class Operator:
         for number in (0, 1):
             if world.servers[number] is None:
                 await world.start_server(number)
+
+    async def _rebind(self) -> None:
+        """A late request of another machine may have taken a host that was forgotten."""
+        for host in HOSTS:
+            for _ in range(REBIND_SECONDS_MAX):
+                managed = self._world.any_server().hosts.managed
+                record = managed.find(host)
+                if record is None or record.machine == f"machine of {host}":
+                    break
+                with suppress(Error):
+                    await managed.forget(host, by=OPERATOR, fail_impacts=True, vms=Power.UNKNOWN)
+                await asyncio.sleep(1)
 
     # --- what is asked of the servers
 
@@ -113,13 +173,14 @@ class Operator:
             return
         places = vms.places(vm)
         if not places:
-            vms.start(self._chance.choice([host for host in HOSTS if vm in vms.copies[host]]), vm)
+            defined_on = [host for host in HOSTS if vm in vms.copies[host]]
+            vms.start_by_hand(self._chance.choice(defined_on), vm)
         elif vms.copies[places[0]][vm].state is not State.RUNNING:
             return
         elif self._chance.random() < 0.4:
             vms.stop(places[0], vm)
             vms.left_off.add(vm)
-        elif all(self._world.daemons.values()) and not self._has_impact(vm):
+        elif all(self._world.daemons.values()) and not self._has_event(vm):
             vms.move(places[0], vm, other(places[0]))
 
     async def _take_over(self) -> None:
@@ -153,7 +214,7 @@ class Operator:
     async def _start_elsewhere(self, vm: str, host: str) -> None:
         """The other host is cut off, and stays so until the servers know that the VM runs here."""
         world, daemon = self._world, self._world.daemons[host]
-        if daemon is None or world.is_cut(host):
+        if daemon is None or world.is_cut(host) or self._clone is not None:
             return
         daemon.actor.calls_left = -1
         self._vms.stopped_by.pop(vm, None)
@@ -167,12 +228,123 @@ class Operator:
     def _start_by_hand(self, vm: str, host: str) -> None:
         if vm not in self._vms.copies[host]:
             self._vms.define(host, vm, Marker())
-        self._vms.start(host, vm)
+        self._vms.start_by_hand(host, vm)
 
     def _has_impact(self, vm: str) -> bool:
         return any(impact.vm == vm for scope in self._scopes() for impact in scope.impacts)
 
+    def _has_event(self, vm: str) -> bool:
+        events = [event for scope in self._scopes() for event in scope.events]
+        return self._has_impact(vm) or any(vm in event.resources for event in events)
+
+    async def _forget(self) -> None:
+        """A host whose daemon is away: it is fenced, or only its daemon goes. Both come back."""
+        vms, world, host = self._vms, self._world, self._chance.choice(HOSTS)
+        managed = world.any_server().hosts.managed
+        if managed.find(host) is None or managed.has_contact(host):
+            return
+        if self._second is not None or vms.now < self._second_until:
+            return  # a forgotten host would belong to the machine of a second daemon
+        fail_impacts, is_fenced = self._chance.random() < 0.7, self._chance.random() < 0.5
+        if is_fenced and world.daemons[host] is not None:
+            return
+        known = all(world.is_known(vm, host) for vm in vms.boots if host in vms.places(vm))
+        if not is_fenced and not known:
+            return  # only who fences a host may forget one with VMs that no report has named
+        if is_fenced:
+            vms.fenced.add(host)
+            for vm, copy in vms.copies[host].items():
+                if copy.state is not State.OFF:
+                    vms.stop(host, vm)
+                    vms.left_off.add(vm)
+        power = Power.STOPPED if is_fenced else Power.UNKNOWN
+        await managed.forget(host, by=OPERATOR, fail_impacts=fail_impacts, vms=power)
+
+    async def _run_copy(self) -> None:
+        """Run a VM on both hosts, as on disks that are not shared, until the servers know."""
+        vm, vms, world = self._any_vm(), self._vms, self._world
+        places = vms.places(vm)
+        is_quiet = vms.is_idle(vm) and not self._has_event(vm)
+        if len(places) != 1 or not is_quiet or not all(map(world.is_served, HOSTS)):
+            return
+        if vms.copies[places[0]][vm].state is not State.RUNNING or self._clone or self._stray:
+            return
+        stable, host = Stable(world, *HOSTS), other(places[0])
+        loss, world.loss = world.loss, 0.0  # the promise is about hosts that are connected
+        vms.run_copy(host, vm)
+        for _ in range(DOUBLE_SECONDS):
+            await asyncio.sleep(1)
+            stable.look()
+        known = [server.hosts.duplicates.hosts_of(vm_id(vm)) for server in world.servers if server]
+        is_double = len(vms.places(vm)) > 1 and not self._has_impact(vm)
+        vms.must(
+            # Late requests of a run that has ended look like those of a clone for some seconds.
+            all(known)
+            or not is_double
+            or not stable.lasts(DOUBLE_SECONDS - 1)
+            or stable.has_rivals,
+            "a VM that runs twice is noticed",
+            vm,
+            known,
+        )
+        vms.end_copy(host, vm)
+        world.loss = loss
+
+    async def _add_stray(self) -> None:
+        """A domain with the name of a VM on another host, and another id; or it is removed."""
+        vm, vms, world = self._any_vm(), self._vms, self._world
+        places = vms.places(vm)
+        if self._clone is not None:
+            return
+        if self._stray is not None:
+            await self._end_stray()
+        elif places and world.is_known(vm, places[0]) and not self._has_event(vm):
+            host = other(places[0])
+            self._stray = host, Stable(world, host)
+            power: Any = self._chance.choice(("running", "stopped"))
+            world.strays[host] = ListedVm(name=vm, id=vm_id("stray"), power=power)
+            vms.notify(host)
+
+    async def _end_stray(self) -> None:
+        if self._stray is None:
+            return
+        (host, stable), self._stray = self._stray, None
+        managed = self._world.any_server().hosts.managed
+        records = [managed.find(each) for each in HOSTS]
+        name = self._world.strays.pop(host).name
+        self._vms.must(
+            not stable.lasts(STRAY_SECONDS)
+            or stable.has_rivals
+            or name in self._vms.copies[host]
+            or self._vms.now - self._vms.left_at.get((host, name), 0) < STRAY_SECONDS
+            or any(record is not None and record.not_accepted for record in records),
+            "a VM with the name of another one is a problem",
+            name,
+            records,
+        )
+        self._vms.notify(host)
+
     # --- faults
+
+    async def _clone_daemon(self) -> None:
+        """A daemon on a copy of the machine of a host, which has its id; or it ends."""
+        if self._clone is not None:
+            await self._end_clone()
+            return
+        host = self._chance.choice(HOSTS)
+        if self._world.is_served(host) and self._second is None and self._stray is None:
+            clone, stable = self._world.clone_daemon(host), Stable(self._world, host)
+            self._clone = host, clone, stable
+
+    async def _end_clone(self) -> None:
+        if self._clone is None:
+            return
+        (host, clone, stable), self._clone = self._clone, None
+        is_stable = stable.lasts(CLONE_SECONDS)
+        self._vms.must(
+            not is_stable or stable.has_rivals, "two machines with one id are noticed", host
+        )
+        await clone.stop()
 
     async def _restart_daemon(self) -> None:
         host = self._chance.choice(HOSTS)
@@ -190,12 +362,15 @@ class Operator:
         task.add_done_callback(self._starting.discard)
 
     async def _start_second_daemon(self) -> None:
-        """Somebody starts one for a host that has one, or ends it again."""
-        if self._second is None:
-            self._second = self._world.make_daemon(self._chance.choice(HOSTS))
-        else:
+        """Somebody starts one for a host on another machine, or ends it again."""
+        host = self._chance.choice(HOSTS)
+        is_managed = self._world.any_server().hosts.managed.find(host) is not None
+        if self._second is None and self._clone is None and is_managed:
+            self._second = self._world.make_daemon(host, machine="another one")
+        elif self._second is not None:
             await self._second.stop()
             self._second = None
+            self._second_until = self._vms.now + LATE_SECONDS_MAX
 
     async def _kill_within_an_impact(self) -> None:
         """Let a daemon die before one of its next calls to a hypervisor."""

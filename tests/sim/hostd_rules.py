@@ -1,6 +1,6 @@
 """What must be true of servers and daemons: at every commit, and when all is quiet again."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -16,10 +16,69 @@ from forewarn.store.base import HistoryValue, Write
 from tests.rules import Broken, check_step
 from tests.sim.hypervisors import Hypervisors, State
 from tests.sim.simulated_hypervisor import Outcomes
-from tests.unit.engine.hostd_world import Server
+from tests.unit.engine.hostd_world import Server, vm_id
 
 OPERATOR = "ann"
+POLLS_KNOWN_SECONDS = 60.0
+POLLS_RECENT_SECONDS = 10.0
+"""A VM polls if it did before its event was announced, long enough that every server knows it."""
+NOTICED_SECONDS = 5.0
+NOTICE_SLACK_SECONDS = 2.0
+GONE = "is gone for good"
 DONE = (ChangeKind.IMPACTED, ChangeKind.RESTARTED)
+
+
+class Readers:
+    """When the guest of a VM could not read what its host's daemon has, as it was.
+
+    Only while the fleet has the VM where it is: no server can know it otherwise.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._places: dict[str, tuple[str, float]] = {}
+        self._since: dict[str, float] = {}
+        self._gaps: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        self._polled_at: dict[str, tuple[float, float]] = {}
+
+    def observe(self, vm: str, place: str, *, is_readable: bool) -> None:
+        if self._places.get(vm, ("", 0))[0] != place:
+            self._places[vm] = place, self._now()
+        since = self._since.get(vm)
+        if is_readable and since is not None:
+            self._gaps[vm].append((self._since.pop(vm), self._now()))
+        elif not is_readable and since is None:
+            self._since[vm] = self._now()
+
+    def poll(self, vm: str) -> None:
+        first, _ = self._polled_at.get(vm, (self._now(), 0.0))
+        self._polled_at[vm] = first, self._now()
+
+    def hear(self, host: str) -> None:
+        """A request of the host has arrived, maybe late, from a daemon that has ended since.
+
+        The servers take the host for readable then: what comes after it is another gap.
+        """
+        for vm, (place, _) in self._places.items():
+            if place == host and vm in self._since:
+                self._gaps[vm].append((self._since[vm], self._now()))
+                self._since[vm] = self._now()
+
+    def unread_seconds(self, vm: str, created_at: float, gap_min: float) -> float:
+        """How long an event could not be read, in gaps that every server must have noticed."""
+        place, placed_at = self._places.get(vm, ("", 0))
+        first, last = self._polled_at.get(vm, (self._now(), 0.0))
+        is_polling = (
+            first < created_at - POLLS_KNOWN_SECONDS and last > created_at - POLLS_RECENT_SECONDS
+        )
+        if not place or placed_at > created_at or not is_polling:
+            return 0.0
+        within = [(max(since, created_at), until) for since, until in self._gaps[vm]]
+        unread = sum(until - since for since, until in within if until - since >= gap_min)
+        since = self._since.get(vm)
+        if since is not None and self._now() - since >= gap_min:  # however old the event is
+            unread += self._now() - max(since, created_at)
+        return unread
 
 
 class CommitChecker:
@@ -31,6 +90,7 @@ class CommitChecker:
         self._vms, self._outcomes, self._now, self._timing = vms, outcomes, now, timing
         self._scopes: dict[str, Scope] = {}
         self._seen: dict[str, datetime | None] = {}
+        self.readers = Readers(lambda: vms.now)
         self.ended_early: set[str] = set()
         """Events that an operator ended, or that failed, so that nobody carries on."""
 
@@ -54,13 +114,39 @@ class CommitChecker:
             after = self._scopes[name] = SCOPE.decode(value)
             if before is not None:
                 check_step(before, after, self._now())
+                self._check_notice(before, after)
+
+    def _check_notice(self, before: Scope, after: Scope) -> None:
+        """An event has had its notice only if its VMs could read it for so long."""
+        old = {event.id: event for event in before.events}
+        for event in after.events:
+            was = old.get(event.id)
+            if was is None or was.has_had_notice or not event.has_had_notice:
+                continue  # it may start later, while it cannot be read: that is after its notice
+            age = (self._now() - event.created_at).total_seconds()
+            gap_min = self._timing.gap_min_of(event.type).total_seconds() + NOTICED_SECONDS
+            for vm in event.resources:
+                unread = self.readers.unread_seconds(vm, self._vms.now - age, gap_min)
+                self._vms.must(
+                    age - unread >= event.notice.total_seconds() - NOTICE_SLACK_SECONDS,
+                    "an event starts only if its VMs could read it for its notice",
+                    event,
+                    vm,
+                    age,
+                    unread,
+                )
 
     def _check_entry(self, entry: Entry) -> None:
         if entry.what in (ChangeKind.STARTED, ChangeKind.EXECUTED_SILENTLY):
             self._vms.started.add(entry.event)
-        if entry.what is ChangeKind.FAILED or (
-            entry.what is ChangeKind.COMPLETED and entry.by == OPERATOR
-        ):
+        if entry.what is ChangeKind.COMPLETED and entry.by == OPERATOR:
+            self._vms.completed.add(entry.event)
+            self.ended_early.add(entry.event)
+        is_canceled = entry.what is ChangeKind.CANCELED and entry.detail.endswith("was deallocated")
+        is_abandoned = entry.detail.endswith(GONE)
+        if is_abandoned:
+            self._vms.abandoned.add(entry.event)
+        if entry.what is ChangeKind.FAILED or is_canceled or is_abandoned:
             self.ended_early.add(entry.event)
         if entry.what in DONE and entry.by != OPERATOR:
             self._check_done(entry)
@@ -107,8 +193,14 @@ def check_history(history: Sequence[Entry], outcomes: Outcomes) -> None:
 def check_quiet(server: Server, vms: Hypervisors, ended_early: set[str]) -> None:
     """Long after the last fault: every VM runs that should, and the fleet says so.
 
-    Nobody starts a VM that an impact has stopped if its event ended while its daemon was away.
+    Nobody starts a VM that an impact has stopped if its event ended while its daemon was away, or
+    because its host was forgotten.
     """
+    vms.must(server.board.vms.keys() == vms.boots.keys(), "every VM is in the fleet", server)
+    for record in server.hosts.managed.connected():
+        vms.must(not record.not_accepted, "every VM is accepted", record)
+    doubles = [vm for vm in vms.boots if server.hosts.duplicates.hosts_of(vm_id(vm))]
+    vms.must(not doubles, "no VM is a duplicate that runs once", doubles)
     for name in sorted(server.board.vms):
         known = server.vm(name)
         places = vms.places(name)
@@ -121,7 +213,7 @@ def check_quiet(server: Server, vms: Hypervisors, ended_early: set[str]) -> None
         else:
             actor, event = vms.stopped_by[name]
             vms.must(
-                actor.has_ended and event in ended_early,
+                (actor.has_ended or event in vms.abandoned) and event in ended_early,
                 "a VM that an impact has stopped is started",
                 name,
                 actor,

@@ -1,7 +1,7 @@
 """Servers, two host daemons and their VMs under a seed, which decides everything."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
@@ -12,11 +12,13 @@ from forewarn.core.fleet import ScopeKind
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.engine.entry import Entry
-from forewarn.errors import Error
+from forewarn.errors import Error, ImpactFailed
 from forewarn.hostd.control import ControlLoop
 from forewarn.hostd.inventory import Inventory, ListedVm, Report
 from forewarn.hostd.settings import HostToken
+from forewarn.hostd.unconfirmed import Unconfirmed
 from forewarn.hostd.worker import ImpactRunner
+from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.memory import MemoryStore
 from tests.builders import NOON
 from tests.history import entries_of
@@ -37,19 +39,26 @@ QUIET_SECONDS_MAX = 1200.0
 SETTLE_SECONDS = 150.0
 """The same inventory is sent again, and VMs are recovered again, after 60 seconds."""
 HISTORY_MAX = 100_000
+OBSERVE_SECONDS = 0.5
+HANDED_OUT_SECONDS_MAX = 45.0
+"""An impact that was handed out may reach its daemon, and be begun by it, so much later."""
 
 
 class ListingSource:
-    """The VMs of a host; it is woken when they change."""
+    """The VMs of a host, and a stray domain if there is one; it is woken when they change."""
 
-    def __init__(self, vms: Hypervisors, host: str) -> None:
-        self._vms, self._host = vms, host
+    def __init__(self, vms: Hypervisors, host: str, strays: Mapping[str, ListedVm]) -> None:
+        self._vms, self._host, self._strays = vms, host, strays
         self.woken = asyncio.Event()
         vms.changed[host].append(self.woken)
 
     async def list_vms(self) -> Report:
         copies = self._vms.copies[self._host]
-        return Report(1 << 36, tuple(self._list(name, copies[name].state) for name in copies))
+        listed = [self._list(name, copies[name].state) for name in copies]
+        stray = self._strays.get(self._host)
+        if stray is not None and stray.name not in copies:
+            listed.append(stray)
+        return Report(1 << 36, tuple(listed))
 
     def _list(self, name: str, state: State) -> ListedVm:
         scope = name.partition("-")[0]
@@ -64,10 +73,31 @@ class ListingSource:
         )
 
 
+class EmptyHost(ListingSource):
+    """The machine of a clone: it has other VMs, here none."""
+
+    async def list_vms(self) -> Report:
+        return Report(1 << 36, ())
+
+
+class NoPlatform:
+    """Of the servers themselves, and of a clone without VMs: only daemons can act."""
+
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        raise ImpactFailed("it is not here")
+
+
 class RunningDaemon:
     """One run of the daemon of a host."""
 
-    def __init__(self, world: "HostdWorld", host: str, session: str) -> None:
+    def __init__(
+        self,
+        world: "HostdWorld",
+        host: str,
+        session: str,
+        machine: str,
+        source: type[ListingSource] = ListingSource,
+    ) -> None:
         self._vms, self._host = world.vms, host
         self.actor = Actor(host, session)
         platform = SimulatedHypervisor(
@@ -75,8 +105,10 @@ class RunningDaemon:
         )
         network = LossyNetwork(world, host, self.actor, world.random(f"network {session}"))
         self.platform = platform
-        self.runner = world.make_runner(platform, 2, world.clock, host)
-        self._source = ListingSource(world.vms, host)
+        is_clone = source is EmptyHost
+        acting = NoPlatform() if is_clone else platform
+        self.runner = world.make_runner(acting, 2, world.clock, host)
+        self._source = source(world.vms, host, world.strays)
         inventory = Inventory(self._source, 3600, list)
         control = ControlLoop(
             network,
@@ -85,7 +117,9 @@ class RunningDaemon:
             inventory,
             self.runner,
             session,
+            machine,
             chance=world.random(f"control {session}").random,
+            unconfirmed=Unconfirmed(asyncio.get_running_loop().time),
         )
         self.tasks = [asyncio.create_task(work) for work in (inventory.run(), control.run())]
 
@@ -104,15 +138,28 @@ class RunningDaemon:
 class HostdWorld:
     """Two servers on one store, two daemons with three VMs, their guests, and an operator."""
 
-    def __init__(self, seed: int, make_runner: type[ImpactRunner] = ImpactRunner) -> None:
+    def __init__(
+        self,
+        seed: int,
+        make_runner: type[ImpactRunner] = ImpactRunner,
+        *,
+        has_lock: bool = False,
+        is_confirming: bool = True,
+        source: type[ListingSource] = ListingSource,
+    ) -> None:
+        """`is_confirming`: servers know what guests could read."""
         self.seed, self.make_runner = seed, make_runner
+        self.is_confirming, self.source = is_confirming, source
+        self.strays: dict[str, ListedVm] = {}
         self.loss = 0.0
         self.cut_until: dict[tuple[str, int], float] = {}
-        self.vms, self.outcomes = Hypervisors(self.random("guests")), Outcomes()
+        self.vms = Hypervisors(self.random("guests"), has_lock=has_lock)
+        self.outcomes = Outcomes()
         self.store = MemoryStore()
         self.servers: list[Server | None] = [None, None]
         self.daemons: dict[str, RunningDaemon | None] = dict.fromkeys(HOSTS)
         self.handlers: dict[asyncio.Task[Any], Server] = {}
+        self._double_since: dict[str, float] = {}
         self._numbers, self._ids = count(1), count(1)
         self._stopped: list[Server] = []
         self._stores: dict[Server, ServerStore] = {}
@@ -130,6 +177,7 @@ class HostdWorld:
         loop = asyncio.get_running_loop()
         self.clock = RealClock(wall=lambda: NOON.timestamp() + loop.time(), steady=loop.time)
         self.checker = CommitChecker(self.vms, self.outcomes, self.clock.now, TIMING)
+        self.vms.is_known_double = self.is_known_double
         for vm, host in PLACES.items():
             self.vms.add(host, vm)
         for number in (0, 1):
@@ -137,6 +185,7 @@ class HostdWorld:
         for host in HOSTS:
             self.start_daemon(host)
         guests = [asyncio.create_task(self._poll(vm)) for vm in PLACES]
+        guests.append(asyncio.create_task(self._observe()))
         operator = Operator(self)
         await self.wait(self._is_ready, 120)
         self.loss = 0.2
@@ -199,6 +248,41 @@ class HostdWorld:
         ]
         return all(host in hosts for hosts in known)
 
+    def is_known_double(self, vm: str) -> bool:
+        since = self._double_since.get(vm)
+        return since is not None and self.vms.now - since > HANDED_OUT_SECONDS_MAX
+
+    def is_served(self, host: str) -> bool:
+        """Whether its daemon runs and reaches a server."""
+        daemon = self.daemons[host]
+        is_reached = any(
+            server is not None and self.cut_until.get((host, number), 0) <= self.vms.now
+            for number, server in enumerate(self.servers)
+        )
+        return daemon is not None and not daemon.actor.is_dead and is_reached
+
+    def _is_managed(self, host: str) -> bool:
+        """Not after it was forgotten: its guests ask the servers themselves then."""
+        return self.any_server().hosts.managed.find(host) is not None
+
+    async def _observe(self) -> None:
+        """Note what guests can read, and what the servers know of VMs that run twice."""
+        while True:  # ends when cancelled
+            await asyncio.sleep(OBSERVE_SECONDS)
+            servers, readers = [*filter(None, self.servers)], self.checker.readers
+            for vm in PLACES:
+                known = [server.board.vms.get(vm) for server in servers]
+                hosts = {published.scope.vm(vm).host for published in known if published}  # type: ignore[union-attr]
+                place = self.vms.places(vm)
+                is_there = bool(place) and hosts == {*place}
+                is_readable = not is_there or self.is_served(*place) or not self._is_managed(*place)
+                readers.observe(vm, place[0] if is_there else "", is_readable=is_readable)
+                doubles = [server.hosts.duplicates.hosts_of(vm_id(vm)) for server in servers]
+                if vm in self.vms.doubled and doubles and all(doubles):
+                    self._double_since.setdefault(vm, self.vms.now)
+                else:
+                    self._double_since.pop(vm, None)
+
     # --- servers, daemons and guests
 
     def any_server(self) -> Server:
@@ -213,9 +297,11 @@ class HostdWorld:
             name,
             TIMING,
             lambda: f"00000000-0000-4000-8000-{next(self._ids):012X}",
+            is_confirming=self.is_confirming,
         )
         self._stores[server] = store
         await server.start()
+        server.hosts.local = NoPlatform()
         self.servers[number] = server
 
     async def stop_server(self, number: int, *, lease_seconds: float | None) -> None:
@@ -243,10 +329,18 @@ class HostdWorld:
             await self._expire(self._stores[server])
 
     def start_daemon(self, host: str) -> None:
+        self.vms.fenced.discard(host)
         self.daemons[host] = self.make_daemon(host)
 
-    def make_daemon(self, host: str) -> RunningDaemon:
-        return RunningDaemon(self, host, f"s{next(self._numbers)}")
+    def make_daemon(self, host: str, machine: str = "") -> RunningDaemon:
+        """One that runs on the machine of the host, or on another one."""
+        machine = machine or f"machine of {host}"
+        return RunningDaemon(self, host, f"s{next(self._numbers)}", machine, self.source)
+
+    def clone_daemon(self, host: str) -> RunningDaemon:
+        """One on a machine with the same id, and without its VMs."""
+        session = f"s{next(self._numbers)}"
+        return RunningDaemon(self, host, session, f"machine of {host}", EmptyHost)
 
     async def stop_daemon(self, host: str, *, is_killed: bool) -> None:
         daemon = self.daemons[host]
@@ -264,6 +358,8 @@ class HostdWorld:
             if daemon is None or server is None or not self.vms.is_up(vm):
                 continue
             if (published := server.board.vms.get(vm)) is not None:
+                server.board.polled[vm] = self.clock.now().timestamp()
+                self.checker.readers.poll(vm)
                 with suppress(Error):
                     if vm in (published.booting or ()):
                         server.engine.back(published, vm)

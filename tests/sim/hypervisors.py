@@ -12,9 +12,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 
+from forewarn.errors import ImpactFailed
 from tests.rules import Broken
 
 HOSTS = ("host-a", "host-b")
+CHECK_TO_ACT_SECONDS = 15.0
+"""A daemon asks whether another host runs a VM, and starts it so much later at most."""
+
+
+class StartedByHand(Broken):
+    """An operator has started a VM between the check and the act of a daemon, which cannot know.
+
+    Only the lock of its disk can prevent that.
+    """
 
 
 class State(StrEnum):
@@ -80,23 +90,38 @@ class Hypervisors:
     evicted: set[str] = field(default_factory=set)
     started: set[str] = field(default_factory=set)
     """The events that have started, and the operations without an event."""
+    completed: set[str] = field(default_factory=set)
+    """The events that an operator has completed."""
+    abandoned: set[str] = field(default_factory=set)
+    """The events that have failed because a host was forgotten."""
     recovering: set[str] = field(default_factory=set)
     """Those whose guests may still shut down: no operator acts on them meanwhile."""
     starting: set[str] = field(default_factory=set)
     """The events that start a VM that is off."""
     stopped_by: dict[str, tuple[Actor, str]] = field(default_factory=dict)
     restarted_at: dict[tuple[str, str], float] = field(default_factory=dict)
+    by_hand_at: dict[str, float] = field(default_factory=dict)
+    left_at: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When a host had a VM no longer."""
+    doubled: set[str] = field(default_factory=set)
+    """Those that an operator runs twice, on disks without a lock."""
+    is_known_double: Callable[[str], bool] = lambda vm: False
+    """Whether the servers have known for a while that a VM runs twice."""
+    fenced: set[str] = field(default_factory=set)
+    """The hosts that an operator has switched off, until they are switched on again."""
     cut_until: float = 0.0
     """Until then, no host reaches the other's hypervisor."""
     changed: dict[str, list[asyncio.Event]] = field(
         default_factory=lambda: {host: [] for host in HOSTS}
     )
     problem: Exception | None = None
+    has_lock: bool = False
+    """Whether a lock manager keeps a VM from being started while another host runs it."""
 
-    def must(self, holds: object, rule: str, *facts: object) -> None:
+    def must(self, holds: object, rule: str, *facts: object, kind: type[Broken] = Broken) -> None:
         """Remembered, because whoever called may swallow what is raised."""
         if not holds:
-            self.problem = self.problem or Broken(f"{rule}: {facts}")
+            self.problem = self.problem or kind(f"{rule}: {facts}")
             raise self.problem
 
     @property
@@ -141,13 +166,32 @@ class Hypervisors:
 
     @contextmanager
     def acts(self, actor: Actor, vm: str, event: str) -> Iterator[None]:
-        """Within this, this daemon acts on the VM, and no other does."""
-        others = self.actors(vm)
+        """Within this, this daemon acts on the VM, and no other does.
+
+        But for the daemon of another host whose event an operator has just completed: it does not
+        know that yet.
+        """
+        done = self.completed
+        others = [
+            (other, of)
+            for other, of in self.actors(vm)
+            if other.host == actor.host or not {event, of} & done
+        ]
         self.must(not others, "one daemon at a time acts on a VM", vm, actor, event, others)
+        is_double = self.is_known_double(vm)
+        self.must(not is_double, "nothing acts on a VM that runs twice", vm, actor, event)
         self.acting[vm].append((actor, event))
         try:
             yield
         finally:
+            self.leave(actor, vm, event)
+
+    def leave(self, actor: Actor, vm: str, event: str) -> None:
+        """The VM runs on its new host: from now on, this daemon only cleans up.
+
+        If it is cut off, the servers find the VM there, and its next impact may begin.
+        """
+        if (actor, event) in self.acting[vm]:
             self.acting[vm].remove((actor, event))
 
     # --- changes, each atomic
@@ -157,7 +201,13 @@ class Hypervisors:
         copy = self.copies[host][vm]
         if copy.state is not State.OFF:
             return
-        self.must(not self.places(vm), "a VM runs on one host", vm, host)
+        if host in self.fenced:
+            raise ImpactFailed(f"{host} does not answer")
+        if (self.has_lock or vm in self.doubled) and self.places(vm):
+            raise ImpactFailed(f"the disk of {vm} is locked by {self.places(vm)}")
+        by_hand_ago = self.now - self.by_hand_at.get(vm, -CHECK_TO_ACT_SECONDS)
+        kind = StartedByHand if by_hand_ago < CHECK_TO_ACT_SECONDS else Broken
+        self.must(not self.places(vm), "a VM runs on one host", vm, host, kind=kind)
         self.must(
             is_wanted or vm not in self.left_off, "a VM that was left off stays off", vm, host
         )
@@ -167,6 +217,12 @@ class Hypervisors:
         copy.state = State.RUNNING
         self._boot(vm)
         self._notify(host)
+
+    def start_by_hand(self, host: str, vm: str) -> None:
+        """An operator who needs a host for that switches it on again."""
+        self.fenced.discard(host)
+        self.start(host, vm)
+        self.by_hand_at[vm] = self.now
 
     def _boot(self, vm: str) -> None:
         self._end_boot(vm)
@@ -186,6 +242,19 @@ class Hypervisors:
         """What a guest does by itself, whoever has died since."""
         asyncio.get_running_loop().call_later(seconds, change)
 
+    def run_copy(self, host: str, vm: str) -> None:
+        """Run it here, too."""
+        self.doubled.add(vm)
+        self.copies[host].setdefault(vm, Copy()).state = State.RUNNING
+        self._notify(host)
+
+    def end_copy(self, host: str, vm: str) -> None:
+        """Remove the copy. If an impact has stopped the VM meanwhile, this one is the VM."""
+        self.doubled.discard(vm)
+        if len(self.places(vm)) > 1:
+            del self.copies[host][vm]
+            self._notify(host)
+
     def reset(self, host: str, vm: str) -> None:
         self.copies[host][vm].state = State.RUNNING
         self._boot(vm)
@@ -203,6 +272,12 @@ class Hypervisors:
         if copy is not None:
             copy.marker = marker
 
+    def unmark_moved(self, host: str, vm: str, event: str) -> None:
+        """Unless another event has begun to act on the VM since."""
+        copy = self.find(host, vm)
+        if copy is not None and copy.marker.event in ("", event):
+            copy.marker = Marker()
+
     def define(self, host: str, vm: str, marker: Marker) -> None:
         self.copies[host].setdefault(vm, Copy()).marker = marker
         self._notify(host)
@@ -212,16 +287,26 @@ class Hypervisors:
         copy = self.find(host, vm)
         if copy is not None and copy.state is State.OFF:
             del self.copies[host][vm]
+            self.left_at[host, vm] = self.now
             self._notify(host)
 
     def move(self, host: str, vm: str, target: str) -> None:
         """With its state: live, if it runs."""
+        if vm in self.doubled:
+            raise ImpactFailed(f"{vm} runs on {target} already")
+        if target in self.fenced:
+            raise ImpactFailed(f"{target} does not answer")
         copy = self.copies[host].pop(vm)
+        self.left_at[host, vm] = self.now
         self.must(not self.places(vm), "a VM runs on one host", vm, target)
         copy.marker = Marker()
         self.copies[target][vm] = copy
         self._notify(host)
         self._notify(target)
+
+    def notify(self, host: str) -> None:
+        """What the host has is listed again."""
+        self._notify(host)
 
     def _notify(self, host: str) -> None:
         for event in self.changed[host]:

@@ -85,7 +85,8 @@ class SimulatedHypervisor:
         self, host: str, event_id: str, vm: str, *, may_start: bool, may_run_on: tuple[str, ...]
     ) -> None:
         place = await self._find(vm, host, may_run_on)
-        if place != host or self._marker(host, vm).event != event_id:
+        marker = self._marker(host, vm)
+        if place != host or marker.event != event_id or marker.host not in ("", host):
             return
         copy, is_wanted = self._vms.copies[host][vm], event_id in self._vms.starting
         state = copy.state
@@ -194,8 +195,9 @@ class SimulatedHypervisor:
         if should_run:
             await self._start_there(request, place, target)
         if target != place:
+            vms.leave(self._actor, vm, request.event_id)
             await self._do(lambda: vms.undefine(place, vm))
-        await self._do(lambda: vms.mark(target, vm))
+        await self._do(lambda: vms.unmark_moved(target, vm, request.event_id))
         return target, not should_run
 
     async def _start_there(self, request: ImpactRequest, place: str, target: str) -> None:
@@ -224,8 +226,9 @@ class SimulatedHypervisor:
             is_off = False
         elif not is_off:
             self._note_restart(request)
+        vms.leave(self._actor, vm, request.event_id)
         await self._do(lambda: vms.undefine(source, vm))
-        await self._do(lambda: vms.mark(place, vm))
+        await self._do(lambda: vms.unmark_moved(place, vm, request.event_id))
         return place, is_off
 
     async def _start(self, request: ImpactRequest, host: str) -> None:

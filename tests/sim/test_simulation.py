@@ -59,6 +59,8 @@ def test_simulation_reaches_every_kind_of_change() -> None:
         ChangeKind.TOKEN_CREATED,
         ChangeKind.TOKEN_REVOKED,
         ChangeKind.RESTORED,
+        ChangeKind.UNSERVED,
+        ChangeKind.SERVED,
     }
     wanted = set(ChangeKind) - {ChangeKind.RETIRED} - elsewhere
     seen, taken_over = set(), 0
