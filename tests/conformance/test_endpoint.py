@@ -38,7 +38,7 @@ def run_checks(
             names=() if is_reading else NAMES,
             control_api=None
             if is_reading
-            else ControlClient(ClientConfig(control_url=service.control)),
+            else ControlClient(ClientConfig(control_url=(service.control,))),
             may_approve=not is_reading,
             clock=SessionClock(clock.now, clock.sleep),
         )

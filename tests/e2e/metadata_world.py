@@ -24,9 +24,9 @@ from forewarn.engine.engine import Engine
 from forewarn.option_kind import Address
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.admission import Limits
-from forewarn.web.http.connection import Connection
 from forewarn.web.http.listener import SERVER_METADATA, Listener
 from forewarn.web.http.message import Message, Receive, Send
+from forewarn.web.http.parse_queue import ParseQueue, Parsing
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
 
@@ -155,15 +155,28 @@ class World:
             return client.response()
 
 
+class CountingQueue(ParseQueue):
+    """Counts the turns of connections."""
+
+    turns = 0
+
+    def add(self, connection: Parsing) -> None:
+        self.turns += 1
+        super().add(connection)
+
+
 class AheadPolls(Polls):
     """Polls whose time can be ahead of the real one, and that count the turns of connections."""
 
     ahead_seconds = 0.0
-    turns = 0
 
-    def queue_turn(self, connection: Connection) -> None:
-        self.turns += 1
-        super().queue_turn(connection)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.counting_queue = self.parse_queue = CountingQueue()
+
+    @property
+    def turns(self) -> int:
+        return self.counting_queue.turns
 
     def tick(self, state: ServerState, now: float) -> None:
         super().tick(state, now + self.ahead_seconds)

@@ -8,24 +8,31 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from aetcd import rpc
 
 from forewarn.core.command import Seen
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.engine.engine import Engine
+from forewarn.engine.host_contact import HostContacts
+from forewarn.engine.managed_hosts import ManagedHosts
 from forewarn.engine.operations import Operations
+from forewarn.engine.readability import Readability
 from forewarn.engine.worker import Worker
 from forewarn.errors import StoreLost, Unavailable
 from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.store.etcd_client import EtcdEndpoint
 from forewarn.store.open import open_store
 from tests.builders import guid
-from tests.etcd_cluster import EtcdCluster
+from tests.etcd_cluster import EtcdCluster, Member
 from tests.unit.engine.test_engine import FLEET
 
 pytestmark = pytest.mark.system
 
 WAIT_SECONDS_MAX = 40
 RESPONSE_SECONDS_MAX = 10
+QUORUM_LOST_SECONDS = 20
+ATTEMPTS_MAX = 3
 
 
 class Server:
@@ -38,9 +45,16 @@ class Server:
 
     async def __aenter__(self) -> "Server":
         self.engine = Engine(await open_store(self._url), self._clock, Timing())
+        contacts = HostContacts(self.engine, ManagedHosts(self.engine))
         await self.engine.load()
         self.operations = Operations(self.engine, lambda: guid(1))
-        worker = Worker(self.engine, self, worker=self._name, impact_limit=timedelta(hours=1))
+        worker = Worker(
+            self.engine,
+            self,
+            worker=self._name,
+            impact_limit=timedelta(hours=1),
+            readability=Readability(self.engine, contacts),
+        )
         self._task = asyncio.create_task(worker.run())
         return self
 
@@ -129,4 +143,63 @@ def test_server_on_etcd_whose_clock_is_off_starts_nothing(tmp_path: Path) -> Non
     try:
         asyncio.run(main())
     finally:
+        cluster.stop()
+
+
+async def find_leader(cluster: EtcdCluster) -> Member:
+    for member in cluster.members:
+        endpoint = EtcdEndpoint(member.client, None)
+        status = await endpoint.methods[rpc.StatusRequest](rpc.StatusRequest(), timeout=5)
+        await endpoint.channel.close()
+        if status.leader == status.header.member_id:
+            return member
+    raise AssertionError("no member of etcd leads")
+
+
+def test_announcement_that_etcd_commits_after_an_outage_has_all_its_notice(tmp_path: Path) -> None:
+    """The operator got an error; the leader had it in its log, and gets its quorum back."""
+    cluster = EtcdCluster(tmp_path, size=3)
+
+    async def announce(prefix: str) -> bool:
+        """Whether the announcement was committed late. Then it must have all its notice."""
+        leader = await find_leader(cluster)
+        async with Server(f"etcd://{leader.client}/{prefix}", prefix) as server:
+            await wait_until(lambda: has_lease(server))
+            await server.operations.apply(FLEET, by="ann")
+            await server.engine.submit("web", Seen(), by="poll")
+            followers = [member for member in cluster.members if member is not leader]
+            for member in followers:
+                member.signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(StoreLost):
+                    await server.operations.restart("web-0", by="ann")
+                await asyncio.sleep(QUORUM_LOST_SECONDS)
+            finally:
+                for member in followers:
+                    member.signal(signal.SIGCONT)
+            try:
+                await wait_until(lambda: server.engine.board.events)
+            except TimeoutError:
+                return False
+            await wait_until(lambda: all_notice(server))
+            return True
+
+    def all_notice(server: Server) -> bool:
+        """NotBefore is at most as many seconds too early as gaps may have that do not count."""
+        (event,) = server.engine.board.scopes["web"].scope.events
+        left = event.not_before - server.engine.clock.now()
+        return left >= Timing().notice[event.type] - timedelta(seconds=5)
+
+    async def main() -> None:
+        for number in range(ATTEMPTS_MAX):
+            if await announce(f"p{number}"):
+                return
+        raise AssertionError("no announcement was committed late")
+
+    cluster.start()
+    try:
+        asyncio.run(main())
+    finally:
+        for member in cluster.members:
+            member.signal(signal.SIGCONT)
         cluster.stop()

@@ -71,6 +71,24 @@ def test_killed_server_continues_after_a_restart(tmp_path: Path) -> None:
         assert before["DocumentIncarnation"] == 3
 
 
+def test_event_whose_notice_passed_while_the_server_was_down_gets_it(tmp_path: Path) -> None:
+    """At this rate a Preempt has 3 seconds, and no VM could read it in the last ones."""
+    with running(tmp_path, "--rate", "10") as service:
+        service.poll()
+        service.ask("POST", "/vms/web-0/evict")
+        service.kill()
+        killed_at = time.time()
+        eventually(time.time, lambda now: now > killed_at + 5)
+        service.start()
+        back_at = time.time()
+
+        assert statuses(service.poll()) == ["Scheduled"]
+        eventually(service.poll, lambda seen: statuses(seen) != ["Scheduled"])
+        assert time.time() - back_at >= 1.5
+        (delay,) = service.ask("GET", "/history?what=extended")[1]["history"]
+        assert "it could not be read for" in delay["detail"]
+
+
 def test_impact_of_a_killed_server_is_finished(tmp_path: Path) -> None:
     with running(tmp_path, "--simulate-duration", "Reboot=1s") as service:
         service.poll()

@@ -65,7 +65,10 @@ def test_service_runs_confined_and_survives_a_kill(machine: SystemdMachine) -> N
     user = machine.run("id -u forewarn").strip()
     assert (status["Uid"].split()[0], status["NoNewPrivs"], status["Seccomp"]) == (user, "1", "2")
     assert int(status["CapBnd"], 16) == 1 << 10  # CAP_NET_BIND_SERVICE
-    assert show(machine, "forewarn", "StatusText").startswith("metadata 127.0.0.1:8080")
+    assert show(machine, "forewarn", "StatusText") == (
+        "metadata 127.0.0.1:8080, control 127.0.0.1:8081, "
+        "store sqlite:////var/lib/forewarn/forewarn.db"
+    )
     assert machine.run("stat -c '%U %a' /var/lib/forewarn").strip() == "forewarn 700"
 
     machine.run("systemctl kill --signal KILL forewarn")
@@ -83,6 +86,17 @@ def test_service_with_a_wrong_option_is_not_restarted(machine: SystemdMachine) -
         assert show(machine, "forewarn", "ActiveState") == "failed"
         assert show(machine, "forewarn", "ExecMainStatus") == "2"
         assert "fleat" in machine.run("tail -n 1 /run/forewarn.log")
+    finally:
+        machine.write("/etc/forewarn/forewarn.toml", CONFIG)
+
+
+@pytest.mark.parametrize("unit", ["forewarn", "forewarn@1"])
+def test_unit_uses_the_store_of_the_file(machine: SystemdMachine, unit: str) -> None:
+    """A unit that names a store itself would win over `store = "etcd://…"` without a word."""
+    machine.write("/etc/forewarn/forewarn.toml", f'store = "memory"\n{CONFIG}')
+    try:
+        machine.run(f"systemctl start {unit}")
+        assert show(machine, unit, "StatusText").endswith("store memory")
     finally:
         machine.write("/etc/forewarn/forewarn.toml", CONFIG)
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from forewarn.config import Config
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
 from forewarn.errors import StoreDenied
+from forewarn.platform.remote import RefusalReason
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control.routes.metrics import ServiceCollector
 from forewarn.web.http.admission import Limits
@@ -63,19 +65,36 @@ def test_template_differs_from_the_unit_in_what_several_servers_need() -> None:
     """A protection that is added to one of them is missing in the other otherwise."""
     before, after = (settings((DEPLOY / name).read_text()) for name in UNITS)
     serve = "ExecStart=/opt/forewarn/bin/forewarn --config /etc/forewarn/forewarn.toml serve"
-    store = "sqlite:////var/lib/forewarn/forewarn.db"
     description = "Description=Forewarn: gives VMs notice before maintenance"
 
-    assert before - after == {f"{serve} --store {store}", description}
+    assert before - after == {serve, description}
     assert after - before == {
         f"{serve} --reuse-port",
         f"{description} (server %i)",
-        f"Environment=FOREWARN_STORE={store}",
         "EnvironmentFile=-/etc/forewarn/servers.env",
         "EnvironmentFile=-/etc/forewarn/server-%i.env",
         "Conflicts=forewarn.service",
         "After=forewarn.service",
     }
+
+
+def test_units_leave_the_store_to_the_configuration() -> None:
+    """A flag or a variable in a unit wins over forewarn.toml. The default is in its folder."""
+    for name in UNITS:
+        unit = settings((DEPLOY / name).read_text())
+        assert "WorkingDirectory=/var/lib/forewarn" in unit
+        assert not [line for line in unit if "--store" in line or "FOREWARN_STORE" in line]
+
+
+def test_header_of_the_unit_names_the_extra_of_every_store_and_platform() -> None:
+    """Without the extra, the service of the configuration cannot start."""
+    header = UNIT.partition("[Unit]")[0]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {
+        name for text in re.findall(r"'forewarn\[([a-z,]+)\]'", header) for name in text.split(",")
+    }
+    assert named == {"server", "etcd", "libvirt"}
+    assert named <= set(project["optional-dependencies"])
 
 
 def settings(unit: str) -> set[str]:
@@ -219,3 +238,10 @@ def test_every_metric_is_documented() -> None:
     for metric in make_metrics().collect():
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         assert f"| `{name}`" in page, name
+
+
+def test_every_reason_of_refused_guests_has_a_row_in_troubleshooting() -> None:
+    """The alert about refused guests sends operators there."""
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    for reason in RefusalReason:
+        assert f"`{reason}` " in page, reason

@@ -3,6 +3,9 @@
 web-0   on host-a   192.168.122.10   scope web, update domain 0
 web-1   on host-b   192.168.122.10   scope web, update domain 1
 db-0    on host-a   192.168.122.20   scope db, with QEMU's guest agent
+
+libvirt's network is the same on both hosts, behind NAT. db-0 is also plugged into `br0`, a LAN that
+both hosts are on.
 """
 
 import functools
@@ -90,6 +93,7 @@ class Cloud:
                     address="192.168.122.20",
                     metadata="scope='db' kind='vm'",
                     has_guest_agent=True,
+                    is_on_lan=True,
                 ),
             )
         }
@@ -111,7 +115,7 @@ host = "{name}"
 server = ["{CONTROL}"]
 metadata_server = ["{METADATA}"]
 token_file = "{self._folder}/{name}.token"
-bridge = ["virbr0"]
+bridge = ["virbr0", "br0"]
 libvirt_uri = ["qemu:///system", "qemu+tcp://{{host}}/system"]
 libvirt_grace_seconds = 60
 inventory_seconds = 2
@@ -124,7 +128,10 @@ inventory_seconds = 2
         stack.callback(self.server.kill)
         self.server.start()
         places = {"web-0": "host-a", "db-0": "host-a", "web-1": "host-b"}
+        self._servers.run("ip link add guests type bridge")
+        self._servers.run("ip link set guests up")
         for name, host in self.hosts.items():
+            add_lan(host)
             start_network(host, [self.guests["db-0"], self.guests[OWN_GUEST[name]]])
             stack.callback(self.daemons[name].kill)
             self.daemons[name].start()
@@ -193,6 +200,17 @@ def cloud_of_two_hosts(folder: Path, image: GuestImage) -> Iterator[Cloud]:
         cloud = Cloud(folder, hosts, servers, image)
         cloud.start(stack)
         yield cloud
+
+
+def add_lan(host: RealHost) -> None:
+    """A bridge with a port to the LAN of the guests. Its MAC is its own on each host."""
+    host.namespace.run("ip link add br0 type bridge")
+    host.namespace.run(
+        f"ip link add uplink type veth peer name g-{host.name} netns {host.servers.name}"
+    )
+    host.servers.run(f"ip link set g-{host.name} master guests up")
+    host.namespace.run("ip link set uplink master br0 up")
+    host.namespace.run("ip link set br0 up")
 
 
 class Watch:

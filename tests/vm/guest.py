@@ -61,6 +61,28 @@ SLOW_POWER_BUTTON = """
 sed 's/^sync/sleep {seconds}; sync/' /etc/power-button > /tmp/power-button
 mount --bind /tmp/power-button /etc/power-button
 """
+LAN = """
+<interface type='bridge'>
+  <source bridge='br0'/><mac address='{}'/><model type='virtio'/>
+</interface>
+"""
+POLLER = """
+cat > /tmp/poll.py <<'END'
+import http.client, time
+while True:
+    connection = http.client.HTTPConnection("169.254.169.254", timeout=1)
+    try:
+        connection.request("GET", "/metadata/{path}", headers={{"Metadata": "true"}})
+        result = connection.getresponse().status
+    except OSError as error:
+        result = type(error).__name__
+    connection.close()
+    print("poll", result, flush=True)
+    time.sleep(0.25)
+END
+python3 /tmp/poll.py < /dev/null > /dev/console 2>&1 &
+echo $! > /tmp/poll.pid
+"""
 GUEST_AGENT = "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
 BOOT_SECONDS_MAX = 120
 EVENTS = "scheduledevents?api-version=2020-07-01"
@@ -81,6 +103,7 @@ class Guest:
         address: str,
         metadata: str,
         has_guest_agent: bool = False,
+        is_on_lan: bool = False,
     ) -> None:
         self.name, self.address, self.id = name, address, str(uuid.uuid4())
         self.mac = "52:54:00:" + ":".join(re.findall("..", self.id[:6]))
@@ -99,7 +122,8 @@ class Guest:
             root=image.root,
             folder=self._folder,
             mac=self.mac,
-            more=GUEST_AGENT if has_guest_agent else "",
+            more=(GUEST_AGENT if has_guest_agent else "")
+            + (LAN.format(self.mac.replace("52:54:00", "52:54:01")) if is_on_lan else ""),
         )
 
     @contextmanager
@@ -162,6 +186,20 @@ class Guest:
         except OSError:
             return False
 
+    @contextmanager
+    def polling(self, host: RealHost, later: RealHost) -> Iterator[None]:
+        """It polls all the time within this, and prints each status; at the end on another host."""
+        answered = self.answered
+        self.run(host, POLLER.format(path=EVENTS))
+        wait_for(lambda: self.answered > answered, BOOT_SECONDS_MAX)
+        yield
+        self.run(later, "kill $(cat /tmp/poll.pid)")
+
+    @property
+    def answered(self) -> int:
+        """How many of these polls got the document."""
+        return self.console.count("poll 200")
+
     def migrate_quickly(self, host: RealHost) -> None:
         """Let QEMU stop the guest early in the next migration.
 
@@ -175,13 +213,18 @@ class Guest:
         """Let it take so long, until its next boot."""
         self.run(host, SLOW_POWER_BUTTON.format(seconds=seconds))
 
-    def add_local_disk(self, host: RealHost) -> None:
-        """libvirt does not migrate it live any more: that would be unsafe with such a disk."""
-        disk = self._folder / "local.img"
-        disk.write_bytes(bytes(1 << 20))
+    @contextmanager
+    def with_local_disk(self, host: RealHost) -> Iterator[str]:
+        """Within this it has a disk that no other host has. Gives its path on the host."""
+        (host.folder / "lib/local.img").write_bytes(bytes(1 << 20))
+        path = "/var/lib/libvirt/local.img"
         both = libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_AFFECT_CONFIG
         domain = host.connection.lookupByName(self.name)
-        domain.attachDeviceFlags(LOCAL_DISK.format(disk), both)
+        domain.attachDeviceFlags(LOCAL_DISK.format(path), both)
+        try:
+            yield path
+        finally:
+            domain.detachDeviceFlags(LOCAL_DISK.format(path), both)
 
     def wait_until_up(self, host: RealHost) -> None:
         wait_for(lambda: self.answers(host), BOOT_SECONDS_MAX)

@@ -6,7 +6,6 @@ A prompt with the name of a host says where a command runs; without a name, it i
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,6 @@ import pytest
 from tests.e2e.console_blocks import ROOT, matches, run_command
 from tests.vm.guest import Guest, start_network
 from tests.vm.guest_image import GuestImage
-from tests.vm.network import Namespace
 from tests.vm.real_libvirt import RealHost, real_hosts
 
 PAGE = ROOT / "docs/libvirt.md"
@@ -127,53 +125,3 @@ def test_option_121_leads_to_the_relay_without_a_router(folder: Path, image: Gue
         routes = guest.run(hosts["host-a"], "ip -4 route")
     assert "169.254.169.254 dev eth0" in routes
     assert "default via 192.168.122.1 dev eth0" in routes
-
-
-def test_arp_requests_for_the_relay_stay_on_the_host(tmp_path: Path) -> None:
-    """Here only the other host has the address, so an answer would be one of the wrong host."""
-    (rules,) = re.findall(r"^(table bridge .*?^}\n)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    (tmp_path / "rules.nft").write_text(rules.replace('"eth0"', '"lan"'))
-    with ExitStack() as stack:
-        switch, here, other, guest = (
-            stack.enter_context(Namespace.made(name)) for name in ("sw", "a", "b", "guest")
-        )
-        switch.run("ip link add hosts type bridge")
-        switch.run("ip link set hosts up")
-        for host in (here, other):
-            host.connect(switch, "hosts", "10.77.0.1/24")
-            host.run("ip link add br0 type bridge")
-            host.run("ip link set lan master br0")
-            host.run("ip link set br0 up")
-        other.run("ip address add 169.254.169.254/32 dev br0")
-        other.run("ip route add 192.168.1.0/24 dev br0")
-        guest.connect(here, "br0", "192.168.1.10/24")
-        guest.run("ip route add 169.254.169.254 dev lan")
-        assert connects(guest)
-
-        here.run(f"nft -f {tmp_path / 'rules.nft'}")
-        forget_neighbours(guest, other)
-        assert not connects(guest)
-
-        here.run("nft flush chain bridge forewarn forward")
-        other.run(f"nft -f {tmp_path / 'rules.nft'}")
-        forget_neighbours(guest, other)
-        assert not connects(guest)
-
-
-def forget_neighbours(*namespaces: Namespace) -> None:
-    """On both sides: who checks that a neighbour is still there tells it the own address."""
-    for namespace in namespaces:
-        namespace.run("ip neigh flush all")
-
-
-def connects(guest: Namespace) -> bool:
-    """Whether a machine with the relay's address is there: nothing listens, so it refuses."""
-    with guest.entered(), socket.socket() as caller:
-        caller.settimeout(5)
-        try:
-            caller.connect(("169.254.169.254", 80))
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-    raise AssertionError("something listens there")

@@ -31,7 +31,7 @@ cp /var/lib/forewarn/.ssh/id_ed25519.pub /root/.ssh/authorized_keys
 def test_service_user_reaches_libvirt_through_ssh(tmp_path: Path) -> None:
     """Without an entry in the user database, ssh fails with "No user exists for uid"."""
     page = (ROOT / "docs/platforms.md").read_text()
-    blocks = re.findall(r"^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     prepare, connect = (block for block in blocks if "runuser" in block)
     users = (ROOT / "deploy/forewarn.sysusers").read_bytes()
     (tmp_path / "forewarn.sysusers").write_bytes(users)

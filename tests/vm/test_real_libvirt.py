@@ -5,6 +5,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -179,13 +180,54 @@ def test_a_redeploy_of_a_vm_that_cannot_migrate_stops_and_starts_it(
 
     done = run_impact(hosts, EventType.REDEPLOY)
 
-    assert done == ImpactResult(
-        host="host-b",
-        detail="the guest did not shut down within 1 seconds: stopped; moved to host-b",
-        is_back=False,
+    assert (done.host, done.is_back) == ("host-b", False)
+    assert done.detail.startswith("cannot migrate live to host-b: libvirt of host-a: Unsafe")
+    assert done.detail.endswith(
+        "; the guest did not shut down within 1 seconds: stopped; moved to host-b"
     )
     assert hosts["host-a"].names() == []
     assert hosts["host-b"].state() == RUNNING
+
+
+def test_vm_whose_disk_the_other_host_lacks_is_not_stopped(hosts: Hosts) -> None:
+    """The file is in a folder that each host has for itself."""
+    source = hosts["host-a"]
+    (source.folder / "lib/local.img").write_bytes(bytes(1 << 20))
+    source.run_vm(disk=Path("/var/lib/libvirt/local.img"))
+
+    with pytest.raises(ImpactFailed) as failed:
+        run_impact(hosts, EventType.REDEPLOY)
+
+    assert failed.value.facts["is_final"]
+    assert str(failed.value) == (
+        "host-b cannot run it: disk hda: Failed to open file '/var/lib/libvirt/local.img':"
+        " No such file or directory"
+    )
+    assert (source.state(), hosts["host-b"].names()) == (RUNNING, [])
+
+
+def test_vm_whose_cpu_the_other_host_lacks_is_not_stopped(hosts: Hosts, tmp_path: Path) -> None:
+    """Its definition has another CPU than it was started with."""
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(bytes(1 << 20))
+    source = hosts["host-a"]
+    running = source.run_vm(disk=disk)
+    xml = re.sub("<cpu.*</cpu>", "", running.XMLDesc(), flags=re.DOTALL)
+    cpu = "<cpu mode='custom' match='exact' check='partial'><model>Icelake-Server</model></cpu>"
+    source.connection.defineXML(xml.replace("<devices>", f"{cpu}<devices>"))
+
+    with pytest.raises(ImpactFailed, match="its CPU does not have all features of Icelake-Server"):
+        run_impact(hosts, EventType.REDEPLOY)
+    assert (source.state(), hosts["host-b"].names()) == (RUNNING, [])
+
+
+def test_freeze_for_a_live_migration_moves_the_vm_live(hosts: Hosts) -> None:
+    hosts["host-a"].run_vm()
+
+    done = run_impact(hosts, EventType.FREEZE, cause=Cause.LIVE_MIGRATION)
+
+    assert done == ImpactResult(host="host-b", detail="migrated live to host-b")
+    assert (hosts["host-a"].names(), hosts["host-b"].state()) == ([], RUNNING)
 
 
 def test_retried_move_with_a_silent_target_never_runs_the_vm_twice(
