@@ -63,7 +63,7 @@ test-vm: $(LIBVIRT)
 	@sh tools/need.sh libvirtd=libvirt-daemon-system qemu-system-x86_64=qemu-system-x86 qemu-nbd=qemu-utils virsh=libvirt-clients \
 		systemd=systemd curl=curl sshd=openssh-server ip=iproute2 nft=nftables iptables=iptables dnsmasq=dnsmasq-base mkfs.ext4=e2fsprogs cpio=cpio lz4=lz4 ps=procps
 	@echo "== tests on real virtual machines, on hosts of their own (as root; about eight minutes)"
-	@$(BIN)/pytest -n 0 -v tests/vm
+	@$(BIN)/pytest -n 0 -v -o faulthandler_timeout=1800 tests/vm
 
 check: $(READY)
 	@echo "== lint, types, import contracts"
