@@ -144,7 +144,7 @@ def test_watch_sees_commits_of_another_process_in_250_ms(tmp_path: Path) -> None
     assert (
         statistics.median(late) <= SEEN_SECONDS_MAX
     )  # of many, for the machine may be busy with something else
-    assert min(late) < POLL_SECONDS
+    assert min(late) < 2 * POLL_SECONDS  # the next poll of the file sees it
 
 
 def test_watch_sees_own_commits_without_polling(tmp_path: Path) -> None:

@@ -3,22 +3,25 @@
 A daemon that is away is in one of two states, and one that returns leaves a gap in its record:
 
     its server noticed    the record has `away_since`, the time of its last request
-    its server was lost   the record names a server without a lease, and it is away since the last
-                          time when that server was certainly alive
+    its server was lost   the record names a server without a lease. That server was certainly alive
+                          until `Loss.since`, but may not have noticed a silence of its daemon, so
+                          the daemon may be away since SILENT before
 
 A server that was there when the lease ended knows that time, and writes it into the record as
 `away_since` when `gap_min` has passed: one that starts later cannot know it. Until then such a
 server takes the earliest time that is possible, see `_earliest_loss`.
 
-A daemon that continues at another server within seconds was not away. One whose libvirt does not
-answer is not away either: its guests can read.
+A daemon that continues at another server within seconds was not away. If it was away for longer, it
+says so with its second request there. One whose libvirt does not answer is not away either: its
+guests can read.
 
 A daemon in contact says for how long its guests have asked and no metadata server has answered: the
 way there may be another one than to the control API. The record has `unconfirmed_since` meanwhile,
 and then a gap. It is written when that begins and when it ends.
 
-A Preempt has so little notice that seconds count. It starts by time only when it is known whether
-the daemon was in contact: `known_until`. Its daemon sends requests more often meanwhile.
+An event starts by time only when it is known whether the daemon was in contact: `known_until`. The
+server of the host knows it at once, every other one after ALL_KNOW_AFTER. For a Preempt seconds
+count, so its daemon sends requests more often meanwhile.
 """
 
 import asyncio
@@ -33,6 +36,7 @@ from forewarn.core.readability import keep_recent
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import SHOWN_KEY, Engine
 from forewarn.engine.lease import TTL_SECONDS, lease_key
+from forewarn.engine.machine_binding import SILENT
 from forewarn.engine.managed_hosts import (
     ManagedHost,
     ManagedHosts,
@@ -50,14 +54,12 @@ LOST_MAX = 100
 """How many lost servers are remembered."""
 TTL = timedelta(seconds=TTL_SECONDS)
 NOTE_RETRY = timedelta(seconds=1)
-ALL_KNOW_AFTER = timedelta(seconds=20)
-"""Every server knows after this time that a host was away: the record says it, or the lease of its
-server has ended.
-"""
-SILENCE_MIN = timedelta(seconds=3)
-"""A daemon reports that it had no server only if that was so for this time."""
 NOTE_SLACK = timedelta(seconds=5)
-"""How long it may take until the loss of a server is written into the records of its hosts."""
+"""How long it may take until what a server has noticed is written into the records of hosts."""
+ALL_KNOW_AFTER = SILENT + TTL + NOTE_SLACK
+"""Every server knows after this time that a host was away: its server has noticed that, or died
+before, and its lease has ended.
+"""
 
 
 class Loss(NamedTuple):
@@ -75,7 +77,7 @@ class HostContacts:
         self._managed = managed
         self._began_at = engine.clock.now()
         self._asked_at: dict[str, datetime] = {}
-        self._heard_at: dict[str, datetime] = {}
+        self._heard_at: dict[tuple[str, timedelta], datetime] = {}  # by host and shortest gap
         self._leases: set[str] = set()
         self._lost: dict[str, Loss] = {}
         self._shown_before: Shown | None = None  # what this server has found when it started
@@ -143,7 +145,7 @@ class HostContacts:
                 return
             loss = None if is_served(known, transaction.get) else self._find_loss(known)
             if loss is not None:
-                transaction.put(key, replace(known, away_since=loss.since))
+                transaction.put(key, replace(known, away_since=_last_contact(known, loss)))
 
         await self._engine.update([key], decide, by="server")
 
@@ -164,7 +166,7 @@ class HostContacts:
         if shown is None:
             return record.since
         is_same = shown.server == record.server
-        return max(record.since, shown.at if is_same else shown.at - written_after)
+        return shown.at if is_same else shown.at - written_after
 
     def gaps_of(self, host: str) -> Sequence[Gap]:
         """When the daemon was away, recently."""
@@ -178,11 +180,12 @@ class HostContacts:
         """
         return self._unread_since(self._managed.find(host))
 
-    def _unread_since(self, record: ManagedHost | None) -> datetime | None:
-        times = (self._away_since(record), record.unconfirmed_since if record else None)
+    def _unread_since(self, record: ManagedHost | None, session: str = "") -> datetime | None:
+        """As `away_since`, for a request of a session, if one is given."""
+        times = (self._away_since(record, session), record.unconfirmed_since if record else None)
         return min(filter(None, times), default=None)
 
-    def _away_since(self, record: ManagedHost | None) -> datetime | None:
+    def _away_since(self, record: ManagedHost | None, session: str) -> datetime | None:
         if record is None:
             return None
         if not record.server:
@@ -193,7 +196,11 @@ class HostContacts:
         is_known = lease_key(record.server) in self._lost
         lasts = self._engine.decision_time() - loss.at
         is_short = is_known and lasts < self._engine.timing.gap_min_preempt
-        return None if is_short else loss.since
+        if is_short:
+            return None
+        if session == record.session:  # it says itself for how long it had no server
+            return max(record.since, loss.since)
+        return _last_contact(record, loss)
 
     def hear(self, host: str) -> None:
         """The daemon of a host that this server serves has sent a request.
@@ -203,21 +210,23 @@ class HostContacts:
         """
         now, before = self._engine.decision_time(), self._asked_at.get(host)
         self._asked_at[host] = now
-        if before is not None and now - before <= SILENCE_MIN:
-            self._heard_at[host] = now
+        timing = self._engine.timing
+        for gap_min in (timing.gap_min_preempt, timing.gap_min):
+            if before is not None and now - before <= gap_min:
+                self._heard_at[host, gap_min] = now
 
-    def known_until(self, host: str, server: str) -> datetime:
-        """Until when this server knows whether the daemon was in contact, but for a short gap.
+    def known_until(self, host: str, server: str, gap_min: timedelta) -> datetime:
+        """Until when this server knows whether the daemon was in contact, but for a shorter gap.
 
         One that is known to be away, and a host without a daemon, is known at any time.
         """
         now, record = self._engine.decision_time(), self._managed.find(host)
         if record is None or self._unread_since(record) is not None:
             return now
-        known, heard_at = now - ALL_KNOW_AFTER, self._heard_at.get(host)
-        if record.server != server or heard_at is None:
-            return known
-        return max(known, heard_at + self._engine.timing.gap_min_preempt)
+        contact_at, heard_at = now - ALL_KNOW_AFTER, self._heard_at.get((host, gap_min))
+        if record.server == server and heard_at is not None:
+            contact_at = max(contact_at, heard_at)
+        return contact_at + gap_min
 
     def is_noted(self, record: ManagedHost, request: WorkRequest) -> bool:
         """Whether the record says what this request says about contact."""
@@ -243,7 +252,7 @@ class HostContacts:
             away_since = known.unconfirmed_since or known.away_since or contact_at
             left = replace(new, away_since=away_since, unconfirmed_since=None)
             return left if known.server else new
-        since, timing = self._unread_since(known), self._engine.timing
+        since, timing = self._unread_since(known, new.session), self._engine.timing
         gaps = list(known.gaps) if known is not None else []
         if self._is_unconfirmed(request):  # a gap of which only the beginning is known
             asked_at = now - timedelta(seconds=request.unconfirmed_seconds)
@@ -256,3 +265,8 @@ class HostContacts:
             gaps.append(Gap(since, now))
         kept = keep_recent(gaps, now, timing)
         return replace(new, away_since=None, gaps=kept, unconfirmed_since=None)
+
+
+def _last_contact(record: ManagedHost, loss: Loss) -> datetime:
+    """Until when the daemon was certainly in contact with a server that was lost."""
+    return max(record.since, loss.since - SILENT)

@@ -178,16 +178,17 @@ class Readability:
         return frozenset(event.id for event in scope.events if self._is_known(scope, event, hosts))
 
     def _is_known(self, scope: Scope, event: Event, hosts: "_PollingHosts") -> bool:
-        """A short gap counts for a Preempt, so what its hosts were is known only if they have just
-        sent something. Each is judged by itself: its host may be known only at another server.
-        """
-        is_short = event.type is EventType.PREEMPT and event.status is Status.SCHEDULED
-        if not (is_short and event.notice):
+        """Each is judged by itself: what its hosts were may be known only at another server."""
+        timing, now = self._engine.timing, self._engine.decision_time()
+        if event.status is not Status.SCHEDULED or event.not_before > now or not event.notice:
             return True
-        if not is_enabled(scope, event.created_at, self._engine.timing):
+        if not is_enabled(scope, event.created_at, timing):
             return True
-        known = (self._hosts.known_until(host, self._server) for host in hosts.find_all(event))
-        return all(until >= event.not_before for until in known)
+        gap_min = timing.gap_min_of(event.type)
+        return all(
+            self._hosts.known_until(host, self._server, gap_min) >= event.not_before
+            for host in hosts.find_all(event)
+        )
 
     def find_unread(self, scope: Scope) -> NoteUnread | None:
         """What is known about the events of a scope and not stored with them."""

@@ -16,6 +16,8 @@ from tests.unit.engine.hostd_world import run as run_world
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
 TTL = timedelta(seconds=TTL_SECONDS)
+UNNOTICED = timedelta(seconds=15)
+"""A server that died may not have noticed that a daemon had been silent for so long."""
 REBOOT = EventType.REBOOT
 
 
@@ -191,7 +193,7 @@ def test_preempt_starts_although_its_daemon_sends_requests_rarely() -> None:
 
     async def test(world: World) -> None:
         daemon = await announce_preempt(world)
-        for _ in range(14):
+        for _ in range(16):
             await world.pass_time(4 * SECOND)
             await daemon.work()
         assert event_of(world, "a").status == "Started"
@@ -273,8 +275,69 @@ def test_host_that_was_lost_with_its_server_is_away_since_then() -> None:
         await daemon.work()
         await world.settle()
         (gap,) = world.servers[1].hosts.contacts.gaps_of("host-a")
-        assert gap == (NOON + MINUTE - TTL, NOON + 11 * MINUTE)
-        assert event_of(world, "a", server=1).not_before == NOON + 25 * MINUTE + TTL
+        assert gap == (NOON + MINUTE - TTL - UNNOTICED, NOON + 11 * MINUTE)
+        not_before = event_of(world, "a", server=1).not_before
+        assert not_before == NOON + 25 * MINUTE + TTL + UNNOTICED
+
+    run(test)
+
+
+async def lose_host_and_server(world: World) -> Daemon:
+    """A host is cut off 24 seconds before NotBefore; its server dies before it has noticed that,
+    and its lease ends a second before NotBefore.
+    """
+    daemon = await announce(world)
+    await world.pass_time(15 * MINUTE - 24 * SECOND, daemon)
+    await world.pass_time(23 * SECOND)
+    await world.expire(world.servers[0])
+    daemon.server = world.servers[1]
+    return daemon
+
+
+def test_event_does_not_start_before_it_is_known_that_its_host_was_in_contact() -> None:
+    """The server that would have noticed the silence died: no other one knows of it yet."""
+
+    async def test(world: World) -> None:
+        daemon = await lose_host_and_server(world)
+        await world.pass_time(31 * SECOND)
+        assert event_of(world, "a", server=1).status == "Scheduled"
+        daemon.unconfirmed_since = NOON + 15 * MINUTE - 24 * SECOND
+        await world.pass_time(SECOND, daemon)
+        daemon.unconfirmed_since = None
+        await world.pass_time(SECOND, daemon)
+        left = event_of(world, "a", server=1).not_before - (NOON + 15 * MINUTE)
+        assert 54 * SECOND <= left <= 56 * SECOND
+
+    run(test)
+
+
+def test_host_that_restarts_after_its_server_died_was_away_for_the_longest_possible_time() -> None:
+    """Nothing else can tell for how long its daemon had no server."""
+
+    async def test(world: World) -> None:
+        await lose_host_and_server(world)
+        again = await world.daemon("host-a", reported("a"), session="s2", server=1)
+        await world.pass_time(10 * SECOND, again)
+        event = event_of(world, "a", server=1)
+        assert event.status == "Scheduled"
+        assert 23 * SECOND <= event.not_before - (NOON + 15 * MINUTE) <= 27 * SECOND
+
+    run(test)
+
+
+def test_only_the_server_of_a_host_knows_at_once_that_it_is_in_contact() -> None:
+    """Another one must count with a silence that nobody has noticed, and with a lost server."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(MINUTE, daemon)
+        now, gap_min = world.clock.now(), 15 * SECOND
+        first, second = (server.hosts.contacts for server in world.servers)
+        assert first.known_until("host-a", "server-1", gap_min) >= now
+        latest = now + gap_min - UNNOTICED - TTL
+        assert second.known_until("host-a", "server-2", gap_min) <= latest
+        assert second.known_until("host-a", "server-2", gap_min) >= now - MINUTE
+        assert second.known_until("host-b", "server-2", gap_min) == now
 
     run(test)
 
@@ -301,11 +364,12 @@ def test_server_that_started_later_knows_since_when_a_host_is_away() -> None:
         await daemon.work()
         await world.settle()
         (gap,) = daemon.server.hosts.contacts.gaps_of("host-a")
-        assert gap == (NOON + 2 * MINUTE - TTL, NOON + 12 * MINUTE + 3 * SECOND)
+        lost_at = NOON + 2 * MINUTE - TTL - UNNOTICED
+        assert gap == (lost_at, NOON + 12 * MINUTE + 3 * SECOND)
         await world.pass_time(SECOND, daemon)
         for server in (1, 2):
             event = event_of(world, "a", server)
-            assert event.not_before == NOON + 25 * MINUTE + 3 * SECOND + TTL
+            assert event.not_before == NOON + 25 * MINUTE + 3 * SECOND + TTL + UNNOTICED
 
     run(test)
 
@@ -327,7 +391,7 @@ def test_loss_of_a_server_is_written_once_for_each_of_its_hosts_and_only_if_it_l
         assert set(written) == {("host-b", None)}
         await world.pass_time(MINUTE, other)
         away = [each for each in written if each != ("host-b", None)]
-        assert away == [("host-a", NOON + MINUTE - TTL)]
+        assert away == [("host-a", NOON + MINUTE - TTL - UNNOTICED)]
 
     run(test)
 
@@ -344,7 +408,8 @@ def test_host_that_was_lost_when_no_server_was_left_is_away_since_its_server_was
         await daemon.work()
         await world.settle()
         ((since, until),) = daemon.server.hosts.contacts.gaps_of("host-a")
-        assert NOON + 2 * MINUTE - 10 * SECOND <= since <= NOON + 2 * MINUTE
+        lost_at = NOON + 2 * MINUTE - UNNOTICED
+        assert lost_at - 10 * SECOND <= since <= lost_at
         assert until == NOON + 12 * MINUTE + 20 * SECOND
 
     run(test)
@@ -396,7 +461,7 @@ def test_server_that_was_cut_off_dates_what_was_lost_meanwhile_from_then() -> No
         await world.pass_time(MINUTE, daemon)
         await world.expire(world.servers[0])
         await cut_off.engine.load()
-        assert cut_off.hosts.contacts.away_since("host-a") == NOON + 2 * MINUTE
+        assert cut_off.hosts.contacts.away_since("host-a") == NOON + 2 * MINUTE - UNNOTICED
 
     run(test)
 
