@@ -77,7 +77,10 @@ def shorten_gaps() -> None:
 
 
 def ignore_claims() -> None:
-    """Every server carries out every impact, and records it, whoever has claimed it."""
+    """Every server carries out every impact, and records it, whoever has claimed it.
+
+    None stops when another one has finished.
+    """
     finish = lifecycle.finish
 
     def take(draft: Draft, command: commands.Claim) -> None:
@@ -88,7 +91,7 @@ def ignore_claims() -> None:
 
     def record(draft: Draft, command: commands.Finish) -> None:
         impact = draft.impacts.get((command.event_id, command.vm))
-        if impact is not None:
+        if impact is not None and impact.is_held:
             held = replace(impact, claimed_by=command.worker, tries=command.tries)
             draft.put_impact(held)
             finish(draft, command)
@@ -102,6 +105,7 @@ def ignore_claims() -> None:
     machine.RULES[commands.Claim], machine.RULES[commands.Finish] = take, record
     lifecycle.is_due = is_due
     impact_job.ImpactJob._is_ours = lambda *arguments: True  # type: ignore[method-assign]
+    impact_job.ImpactJob.check = lambda self: None  # type: ignore[method-assign]
 
 
 def ignore_gaps() -> None:
