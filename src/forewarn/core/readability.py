@@ -61,15 +61,20 @@ def describe_wait(event: Event) -> str:
 def with_gaps(event: Event, gaps: Sequence[Gap], since: datetime | None, timing: Timing) -> Event:
     """The event with these gaps, too, and with the NotBefore that follows.
 
-    One that has had its notice stays as it is.
+    One that has had its notice stays as it is. A short gap does not count, unless the event waited
+    for its end: it had begun before the event was announced.
     """
     if event.has_had_notice:
         return event
     gap_min = timing.gap_min_of(event.type)
+    counting = [gap.since for gap in event.gaps]
+    if event.unreadable_since is not None:
+        counting.append(event.unreadable_since)
     counted = [
         gap
         for gap in merge((*event.gaps, *gaps), after=event.created_at)
         if gap.until - gap.since >= gap_min
+        or any(gap.since <= time < gap.until for time in counting)
     ]
     known = limit(counted, complete_at(event, counted))
     not_before = max(event.not_before, round_up_to_second(complete_at(event, known)))

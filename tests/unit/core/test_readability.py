@@ -83,6 +83,15 @@ def test_gap_before_the_announcement_does_not_count() -> None:
     assert not_before_of(run(PENDING, unread(gap(-3600, 20)))) == 15 * MINUTE + 20 * SECOND
 
 
+def test_gap_counts_if_the_event_waited_for_its_end_however_short_it_is() -> None:
+    """It was found unreadable, because its host had been away since before the announcement."""
+    waiting = run(PENDING, unread(since=NOON))
+    ended = run(waiting, unread(gap(-20, 10)))
+    assert not_before_of(ended) == 15 * MINUTE + 10 * SECOND
+    assert not_before_of(run(ended, unread(gap(100, 120)))) == 15 * MINUTE + 30 * SECOND
+    assert not_before_of(run(waiting, unread(gap(2, 12)))) == 15 * MINUTE
+
+
 def test_event_that_was_announced_long_before_keeps_not_before() -> None:
     """Two days of notice with 20 minutes of trouble are still more than 15 minutes."""
     scope = run(scope_of(), restart(not_before=NOON + timedelta(days=2)))
