@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +51,16 @@ CLAIM = b"".join(
 )
 """An ARP response."""
 
+OWN_NUMBERS = count(200)
+
 pytestmark = [pytest.mark.xdist_group("relay"), pytest.mark.system]
+
+
+def own_address() -> str:
+    """Of a guest that moves. It stays where it is, and another one with its address would get no
+    answer while the host has the MAC of the first one in its neighbor table.
+    """
+    return f"192.168.122.{next(OWN_NUMBERS)}/24"
 
 
 class Hosts(NamedTuple):
@@ -145,7 +155,7 @@ def test_moved_guest_is_answered_by_its_new_host_within_5_seconds(
     is left of its connection to the old host, with a long poll, is reset.
     """
     a, b = hosts
-    guest = a.add_guest("br0", "192.168.122.30/24", WEB_1)
+    guest = a.add_guest("br0", own_address(), WEB_1)
     if is_nat:
         a.run(guest.namespace, f"ip route replace {ALIAS} via 192.168.122.1 dev eth0")
     with a.connect(guest) as kept:
@@ -219,7 +229,7 @@ def test_guest_that_moves_during_a_long_poll_gets_an_event_within_5_seconds(
     so only the keepalive of the client shows that nothing will come on that connection.
     """
     a, b = hosts
-    guest = a.add_guest("br0", "192.168.122.31/24", WEB_0)
+    guest = a.add_guest("br0", own_address(), WEB_0)
     polls = Polls(lambda result: isinstance(result, Document) and bool(result.events))
     with long_poll(guest, run, polls):
         a.unplug(guest, to=b)
@@ -237,7 +247,7 @@ def test_long_poll_ends_within_7_seconds_when_its_peer_vanishes(
     hosts: Hosts, run: Callable[[Polls], None]
 ) -> None:
     """Else it lasts for 40 seconds, which is longer than the notice of a Preempt."""
-    guest = hosts.a.add_guest("br0", "192.168.122.32/24", WEB_0)
+    guest = hosts.a.add_guest("br0", own_address(), WEB_0)
     polls = Polls(lambda result: isinstance(result, EndpointError))
     with long_poll(guest, run, polls):
         hosts.a.run(hosts.a.host, f"ip link set {guest.port} nomaster")

@@ -22,6 +22,8 @@ from tests.e2e.waiting import eventually
 
 pytestmark = pytest.mark.system
 POLL = "metadata/scheduledevents?api-version=2020-07-01"
+PICTURE_WIDTH = "document.querySelector('.picture svg').clientWidth"
+"""In one step: a change redraws the picture, and a removed element has no width."""
 VIEWS = {
     "#/": "1 event under impact, 9 in notice; 8 waiting for approval",
     "#/fleet": "52 VMs",
@@ -350,9 +352,9 @@ def test_timeline_bar_shows_its_details_on_focus(busy: str) -> None:
         page.locator("a.bar.failed").focus()
         tip = page.locator(".tip").inner_text()
         lanes = page.locator(".lanes div").count()
-        width = page.locator(".picture svg").evaluate("each => each.clientWidth")
+        width = page.evaluate(PICTURE_WIDTH)
         page.get_by_role("button", name="Zoom in").click()
-        zoomed = page.locator(".picture svg").evaluate("each => each.clientWidth")
+        zoomed = page.evaluate(PICTURE_WIDTH)
 
     assert re.search(r"Redeploy cache_5\nannounced .*, started .*, failed ", tip)
     assert lanes == 19, "a lane for each scope and update domain with an event"
