@@ -302,7 +302,7 @@ class SimulatedHypervisor:
         for host in sorted(hosts):
             copy = self._vms.find(host, vm)
             is_ours = begun.event and copy is not None and copy.marker.event == begun.event
-            if is_ours:
+            if is_ours and host != begun.host:
                 await self._do(lambda host=host: self._vms.undefine(host, vm))  # type: ignore[misc]
             elif copy is not None and here is None:
                 return host

@@ -80,10 +80,13 @@ class Targets:
 
     async def discard(self, copy: Domain, begun: marker.Marker) -> bool:
         """Undefine what a move, as the marker on its host says, has defined on a target and not
-        started. A start that is still on its way there fails then. False if it is something else.
+        started. A start that is still on its way there fails then. False if it is something else,
+        such as the VM on the host that it leaves, seen from the target.
         """
+        uri = self.libvirts.uri
+        is_source = begun.host and uri(begun.host) == uri(copy.host)
         is_ours = begun.event and (await copy.do(marker.read)).event == begun.event
-        if not is_ours or not await copy.is_off():
+        if is_source or not is_ours or not await copy.is_off():
             return False
         await copy.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
         if not await copy.is_off():

@@ -101,6 +101,19 @@ def test_stopped_vm_is_started(world: LibvirtWorld, marker: tuple[str, ...]) -> 
     assert begun(world) == []
 
 
+def test_target_of_a_move_does_not_remove_the_vm_from_its_host(world: LibvirtWorld) -> None:
+    """Both are off, and have the marker of the move: only what it has defined may be removed. Else
+    two hosts, each looking for the VM, could remove both.
+    """
+    mark(world.web, EVENT, "host-b", "host-a")  # it moves from host-b to host-a
+    world.on("host-b").defineXML(world.web.XMLDesc())
+    world.web.destroy()
+
+    assert recover(world, may_run_on=("host-b",)) == "nothing was left to do"
+
+    assert (world.names_on("host-a"), world.names_on("host-b")) == (["web-0"], ["web-0"])
+
+
 def test_vm_that_somebody_may_have_started_elsewhere_is_not_started(world: LibvirtWorld) -> None:
     """Its host was away. An operator has started it on another one, as the runbook says."""
     mark(world.web, EVENT)
