@@ -36,6 +36,10 @@ ONCE_BROKEN_WITH_LOCK = (
     51147,
     90225,
     770027,
+    100260,
+    300035,
+    300952,
+    400273,
 )
 """These broke one with the lock: an old list of VMs, a move that was taken for done, or that was
 recovered on its target.

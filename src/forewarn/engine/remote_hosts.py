@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from forewarn.core.command import Back
 from forewarn.core.event import EventType, Impact, ImpactState, Status, is_move
-from forewarn.core.fleet import DEFAULT_INSTANCE, Vm
+from forewarn.core.fleet import DEFAULT_INSTANCE, Power, Vm
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.duplicates import DuplicateVms
@@ -268,7 +268,7 @@ class RemoteHosts:
                 each,
                 result=None,
                 may_run_on=self.managed.may_run_on(each.vm, but=host),
-                may_start=not self._acts_elsewhere(host, each.vm),
+                may_start=self._may_start(host, each.vm),
             )
             for each in running
             if each.key not in session.calls and self._is_ended(host, each)
@@ -282,6 +282,20 @@ class RemoteHosts:
         """
         may_wait = each.tries == 0 and self._acts_elsewhere(host, each.vm)
         return not may_wait and not self._is_wanted(host, each)
+
+    def _may_start(self, host: str, name: str) -> bool:
+        """Whether a host may start a VM again that an impact has stopped there, and that is off.
+
+        Not if it was evicted since, or belongs to another host now: whatever stopped it there,
+        nothing is left to do here.
+        """
+        published = self._engine.board.vms.get(name)
+        vm = published.scope.vm(name) if published else None
+        if vm is None:
+            return True
+        has_left = vm.host != host and vm.host in self.managed.reporting(vm.id)
+        is_evicted = vm.power is Power.DEALLOCATED
+        return not (has_left or is_evicted or self._acts_elsewhere(host, name))
 
     def _acts_elsewhere(self, host: str, name: str) -> bool:
         """Whether the daemon of another host acts on a VM now.

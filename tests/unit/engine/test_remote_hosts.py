@@ -634,7 +634,29 @@ def test_vm_on_which_another_host_acts_is_not_started_on_its_old_host() -> None:
 
         await new.finish(impact)
         (cancel,) = (await old.work())["cancel"]
+        assert cancel["may_start"] is False, "it belongs to the other host"
+        await new.report()
+        await old.report(reported("web-0", power="stopped"))
+        (cancel,) = (await old.work())["cancel"]
         assert "may_start" not in cancel
+
+    run(test)
+
+
+def test_vm_that_was_evicted_is_not_started_for_an_event_that_had_stopped_it_before() -> None:
+    """The event was completed while its VM was off; then the VM was evicted."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        scheduled = await world.servers[0].operations.evict("web-0", by="ann")
+        assert scheduled is not None
+        await world.servers[0].operations.approve(scheduled.event.id, by="ann")
+        await world.settle()
+        await daemon.finish(await daemon.take())
+        assert world.servers[0].vm("web-0").power == "deallocated"
+        daemon.running = [{"event_id": "past", "vm": "web-0", "tries": 1}]
+        (cancel,) = (await daemon.work())["cancel"]
+        assert cancel["may_start"] is False
 
     run(test)
 
