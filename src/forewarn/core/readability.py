@@ -62,7 +62,7 @@ def with_gaps(event: Event, gaps: Sequence[Gap], since: datetime | None, timing:
     """The event with these gaps, too, and with the NotBefore that follows.
 
     One that has had its notice stays as it is. A short gap does not count, unless the event waited
-    for its end: it had begun before the event was announced.
+    for its end, or it extends a gap that counts.
     """
     if event.has_had_notice:
         return event

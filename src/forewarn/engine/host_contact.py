@@ -26,7 +26,7 @@ count, so its daemon sends requests more often meanwhile.
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -54,6 +54,7 @@ LOST_MAX = 100
 """How many lost servers are remembered."""
 TTL = timedelta(seconds=TTL_SECONDS)
 NOTE_RETRY = timedelta(seconds=1)
+NEVER = datetime.min.replace(tzinfo=UTC)
 NOTE_SLACK = timedelta(seconds=5)
 """How long it may take until what a server has noticed is written into the records of hosts."""
 ALL_KNOW_AFTER = SILENT + TTL + NOTE_SLACK
@@ -77,7 +78,7 @@ class HostContacts:
         self._managed = managed
         self._began_at = engine.clock.now()
         self._asked_at: dict[str, datetime] = {}
-        self._heard_at: dict[tuple[str, timedelta], datetime] = {}  # by host and shortest gap
+        self._contact_at: dict[tuple[str, timedelta], datetime] = {}  # by host and shortest gap
         self._leases: set[str] = set()
         self._lost: dict[str, Loss] = {}
         self._shown_before: Shown | None = None  # what this server has found when it started
@@ -198,34 +199,38 @@ class HostContacts:
         is_short = is_known and lasts < self._engine.timing.gap_min_preempt
         if is_short:
             return None
-        if session == record.session:  # it says itself for how long it had no server
+        if session in ("", record.session):  # its daemon will report for how long it had no server
             return max(record.since, loss.since)
         return _last_contact(record, loss)
 
-    def hear(self, host: str) -> None:
+    def note_request(self, host: str) -> None:
         """The daemon of a host that this server serves has sent a request.
 
-        The first one after a silence tells nothing: its daemon says with the next one for how long
-        it had no server.
+        The first one after a silence proves nothing: its daemon reports with the next one for how
+        long it had no server.
         """
         now, before = self._engine.decision_time(), self._asked_at.get(host)
         self._asked_at[host] = now
         timing = self._engine.timing
         for gap_min in (timing.gap_min_preempt, timing.gap_min):
             if before is not None and now - before <= gap_min:
-                self._heard_at[host, gap_min] = now
+                self._contact_at[host, gap_min] = now
 
     def known_until(self, host: str, server: str, gap_min: timedelta) -> datetime:
         """Until when this server knows whether the daemon was in contact, but for a shorter gap.
 
-        One that is known to be away, and a host without a daemon, is known at any time.
+        One that is known to be away, and a host without a daemon, is known at any time. While its
+        server is lost, and it is not written yet since when, nothing is known: its daemon may
+        continue at another server.
         """
         now, record = self._engine.decision_time(), self._managed.find(host)
+        if self._note_at(record) is not None:
+            return NEVER
         if record is None or self._unread_since(record) is not None:
             return now
-        contact_at, heard_at = now - ALL_KNOW_AFTER, self._heard_at.get((host, gap_min))
-        if record.server == server and heard_at is not None:
-            contact_at = max(contact_at, heard_at)
+        contact_at, own = now - ALL_KNOW_AFTER, self._contact_at.get((host, gap_min))
+        if record.server == server and own is not None:
+            contact_at = max(contact_at, own)
         return contact_at + gap_min
 
     def is_noted(self, record: ManagedHost, request: WorkRequest) -> bool:

@@ -101,7 +101,7 @@ class HostSessions:
         self._processing[key] += 1
         try:
             session = await self._connect(host, request)
-            self._contacts.hear(host)
+            self._contacts.note_request(host)
             yield session
         finally:
             self._processing[key] -= 1

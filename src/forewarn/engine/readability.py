@@ -178,9 +178,12 @@ class Readability:
         return frozenset(event.id for event in scope.events if self._is_known(scope, event, hosts))
 
     def _is_known(self, scope: Scope, event: Event, hosts: "_PollingHosts") -> bool:
-        """Each is judged by itself: what its hosts were may be known only at another server."""
-        timing, now = self._engine.timing, self._engine.decision_time()
-        if event.status is not Status.SCHEDULED or event.not_before > now or not event.notice:
+        """Each is judged by itself: whether its hosts were connected may be known only at another
+        server.
+        """
+        timing, due_until = self._engine.timing, max(self._engine.decision_time(), self.shown_at)
+        is_due = event.status is Status.SCHEDULED and event.not_before <= due_until
+        if not is_due or not event.notice:
             return True
         if not is_enabled(scope, event.created_at, timing):
             return True

@@ -286,16 +286,13 @@ class RemoteHosts:
     def _may_start(self, host: str, name: str) -> bool:
         """Whether a host may start a VM again that an impact has stopped there, and that is off.
 
-        Not if it was evicted since, or belongs to another host now: whatever stopped it there,
-        nothing is left to do here.
+        Not if it was evicted since, on this host or another one.
         """
         published = self._engine.board.vms.get(name)
         vm = published.scope.vm(name) if published else None
         if vm is None:
             return True
-        has_left = vm.host != host and vm.host in self.managed.reporting(vm.id)
-        is_evicted = vm.power is Power.DEALLOCATED
-        return not (has_left or is_evicted or self._acts_elsewhere(host, name))
+        return vm.power is not Power.DEALLOCATED and not self._acts_elsewhere(host, name)
 
     def _acts_elsewhere(self, host: str, name: str) -> bool:
         """Whether the daemon of another host acts on a VM now.

@@ -149,7 +149,6 @@ class ImpactRunner:
             self._begun[key] = True
         may_start = self._begun.pop(key, None)
         if may_start is not None and is_recoverer:
-            may_start = may_start and each.may_start
             work = self._recover(each, self._tasks_of(key[1]), may_start=may_start)
             self._add_task(key[1], work)
 
@@ -197,13 +196,18 @@ class ImpactRunner:
     async def _recover(
         self, each: RunningImpact, before: Sequence[asyncio.Task[None]], *, may_start: bool
     ) -> None:
+        """`may_start` is what this daemon knows. Its server decides again before each try."""
         event_id, vm = each.key
         if before:
             await asyncio.wait(before)
         try:
             assert isinstance(self._platform, Recoverer)
             result = await self._platform.recover(
-                self._host, event_id, vm, may_start=may_start, may_run_on=each.may_run_on
+                self._host,
+                event_id,
+                vm,
+                may_start=may_start and each.may_start,
+                may_run_on=each.may_run_on,
             )
             log.info("VM of an event that is over", vm=vm, event=event_id, result=result)
         except Exception as error:  # its target does not answer, say

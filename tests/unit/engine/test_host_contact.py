@@ -449,6 +449,39 @@ def test_restart_of_the_only_server_changes_no_document() -> None:
     run(test)
 
 
+def test_restart_of_the_only_server_at_not_before_starts_the_event_as_it_is() -> None:
+    """Its first tick comes before the daemon is back, and knows nothing of the host."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.expire(world.servers[1])
+        await world.pass_time(15 * MINUTE - 2 * SECOND, daemon)
+        await world.expire(world.servers[0])
+        await world.pass_time(3 * SECOND)
+        daemon.server = await join(world)
+        await world.pass_time(SECOND)
+        assert event_of(world, "a", server=2).status == "Scheduled"
+        await world.pass_time(4 * SECOND, daemon)
+        event = event_of(world, "a", server=2)
+        assert (event.status, event.not_before) == ("Started", NOON + 15 * MINUTE)
+
+    run(test)
+
+
+def test_daemon_that_changes_servers_at_not_before_was_not_away() -> None:
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(15 * MINUTE - 2 * SECOND, daemon)
+        await world.expire(world.servers[0])
+        await world.pass_time(4 * SECOND)
+        daemon.server = world.servers[1]
+        await world.pass_time(4 * SECOND, daemon)
+        event = event_of(world, "a", server=1)
+        assert (event.status, event.not_before) == ("Started", NOON + 15 * MINUTE)
+
+    run(test)
+
+
 def test_server_that_was_cut_off_dates_what_was_lost_meanwhile_from_then() -> None:
     """It sees that a lease has ended only when it reaches the store again."""
 
@@ -461,7 +494,7 @@ def test_server_that_was_cut_off_dates_what_was_lost_meanwhile_from_then() -> No
         await world.pass_time(MINUTE, daemon)
         await world.expire(world.servers[0])
         await cut_off.engine.load()
-        assert cut_off.hosts.contacts.away_since("host-a") == NOON + 2 * MINUTE - UNNOTICED
+        assert cut_off.hosts.contacts.away_since("host-a") == NOON + 2 * MINUTE
 
     run(test)
 
