@@ -16,11 +16,12 @@ from forewarn.core.fleet import Vm
 from forewarn.errors import ImpactFailed
 from forewarn.hostd.control import ReceivedImpact, ReceivedVm
 from forewarn.hostd.moves import Moves
-from forewarn.hostd.worker import ImpactRunner
+from forewarn.hostd.worker import RECOVER_AGAIN_SECONDS, ImpactRunner
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.remote import RunningImpact, Work, WorkRequest
 from forewarn.web.control.routes.hostd import BODY_BYTES_MAX
 from tests.builders import guid
+from tests.sim.jumping_loop import JumpingLoop
 from tests.unit.hostd.fake_server import Daemon, FakePlatform, fake_server, running, until
 from tests.unit.hostd.http_server import in_loop
 from tests.unit.platform.instant_clock import InstantClock
@@ -395,6 +396,41 @@ async def test_vm_of_a_failed_try_is_recovered_if_it_is_not_tried_again(*, may_s
     assert platform.may_run_on == ("host-b",)
     assert runner.running() == []
     platform.go.set()
+
+
+class SilentTarget(LeftBehind):
+    """The target of a move, which may run the VM, does not answer at first."""
+
+    async def recover(
+        self, host: str, event_id: str, vm: str, *, may_start: bool, may_run_on: tuple[str, ...]
+    ) -> str:
+        self.recovered.append((host, event_id, vm, may_start))
+        if len(self.recovered) == 1:
+            raise ImpactFailed("web-0 may run on host-b, which does not answer")
+        return "the VM was off: started"
+
+
+def test_server_decides_again_before_each_try_whether_a_vm_may_be_started() -> None:
+    """The other host that acted on it may have done with it, or be forgotten, by then."""
+
+    async def story() -> None:
+        platform = SilentTarget()
+        runner = ImpactRunner(platform, 1, InstantClock(), "host-a")
+        vm = Vm(name="web-0", host="host-a")
+        reboot = ImpactRequest(guid(2), "web", vm, EventType.REBOOT, Cause.MAINTENANCE, 1)
+        runner.apply(Work((reboot,)))
+        platform.outcomes.put_nowait(ImpactFailed("it does not start"))
+        await asyncio.sleep(1)
+        runner.apply(Work(cancel=tuple(runner.running())))
+        (begun,) = runner.running()
+        for may_start in (False, True):
+            runner.apply(Work(cancel=(replace(begun, may_start=may_start),)))
+            await asyncio.sleep(RECOVER_AGAIN_SECONDS + 1)
+        assert [may_start for *_, may_start in platform.recovered] == [False, True]
+        assert runner.running() == []
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as loop:
+        loop.run(story())
 
 
 @in_loop
