@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from forewarn.core.change import ChangeKind
 from forewarn.core.event import Cause, EventType
-from forewarn.core.fleet import Power, Vm
+from forewarn.core.fleet import Power, RedeployMethod, Vm
 from forewarn.errors import ImpactFailed, Invalid
 from forewarn.option_kind import ExecCommand
 from forewarn.platform.base import ImpactRequest, ImpactResult
@@ -131,8 +131,23 @@ def test_command_gets_variables_and_no_secrets() -> None:
         "FOREWARN_VM_ID": guid(5).lower(),
         "FOREWARN_ADDRESS": "10.0.0.10",
         "FOREWARN_HOST": "host-a",
+        "FOREWARN_METHOD": "live",
     }
     assert "LANG=C.UTF-8" in done.detail
+
+
+def test_command_gets_how_the_vm_may_be_moved() -> None:
+    """Else the policy of the scope would be ignored here."""
+    request = ImpactRequest(
+        *(guid(1), "web", VM, EventType.REDEPLOY, Cause.MAINTENANCE, 1),
+        method=RedeployMethod.LIVE_ONLY,
+    )
+
+    done = carried_out(
+        platform("sh", "-c", "echo {method} $FOREWARN_METHOD", type_="Redeploy"), request
+    )
+
+    assert done.detail == "live-only live-only"
 
 
 def test_command_runs_without_a_shell() -> None:
@@ -160,6 +175,21 @@ def test_a_type_without_a_command_fails_with_a_clear_message() -> None:
 def test_host_line_in_the_output_sets_the_new_host() -> None:
     assert carried_out(shell("echo moving; echo host=host-b; echo done")).host == "host-b"
     assert carried_out(shell("echo 'host=../etc'")).host == ""
+
+
+def test_live_migration_without_a_host_line_fails() -> None:
+    """A command that ignores `{cause}` has only suspended the VM, and would do so again."""
+    request = ImpactRequest(guid(1), "web", VM, EventType.FREEZE, Cause.LIVE_MIGRATION, tries=1)
+
+    with pytest.raises(
+        ImpactFailed, match=r"sh printed no host=NAME: the VM was not moved$"
+    ) as raised:
+        carried_out(platform("sh", "-c", "echo suspended, resumed", type_="*"), request)
+    assert raised.value.facts["is_final"]
+    assert raised.value.facts["output"] == "suspended, resumed"
+
+    moved = carried_out(platform("echo", "host=host-b", type_="Freeze"), request)
+    assert (moved.host, moved.detail) == ("host-b", "host=host-b")
 
 
 def test_nonzero_exit_code_fails_with_the_output() -> None:

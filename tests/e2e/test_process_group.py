@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from forewarn.platform.process_group import ProcessGroup, has_members
+from forewarn.platform.process_group import ProcessGroup
+from forewarn.process_table import has_members
 from tests.e2e.cli_service import soon
 
 

@@ -26,6 +26,7 @@ from tests.vm.guest import BOOT_SECONDS_MAX, Guest, start_network
 from tests.vm.guest_image import GuestImage
 from tests.vm.network import Namespace
 from tests.vm.real_libvirt import SERVERS_ADDRESS, RealHost, real_hosts, wait_for
+from tests.vm.traffic import Traffic
 
 FOREWARN = (sys.executable, "-m", "forewarn")
 STOP_SECONDS_MAX = 30
@@ -67,6 +68,10 @@ class Process:
 
 
 class Cloud:
+    """`traffic` has, by host, what db-0 sent to the metadata address and got: it is the one that
+    moves.
+    """
+
     def __init__(
         self, folder: Path, hosts: dict[str, RealHost], servers: Namespace, image: GuestImage
     ) -> None:
@@ -80,6 +85,7 @@ class Cloud:
         serve = ("ip", "netns", "exec", servers.name, *FOREWARN, "serve", *options.split())
         self.server = Process(lambda: serve, folder / "server.log")
         self.daemons = {name: self._daemon(host, store) for name, host in hosts.items()}
+        self.traffic: dict[str, Traffic] = {}
         web = "scope='web' update-domain='{}'"
         self.guests = {
             guest.name: guest
@@ -132,6 +138,8 @@ inventory_seconds = 2
         self._servers.run("ip link set guests up")
         for name, host in self.hosts.items():
             add_lan(host)
+            traffic = Traffic(host.namespace, self.guests["db-0"].mac)
+            self.traffic[name] = stack.enter_context(traffic)
             start_network(host, [self.guests["db-0"], self.guests[OWN_GUEST[name]]])
             stack.callback(self.daemons[name].kill)
             self.daemons[name].start()
@@ -221,7 +229,7 @@ class Watch:
         self._answers: list[float] = []
         self._boots: list[float] = []
         self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         boots = self._guest.boots
@@ -233,7 +241,9 @@ class Watch:
                 self._boots.append(time.monotonic())
 
     def __enter__(self) -> "Watch":
+        """Watch from its first answer on."""
         self._thread.start()
+        wait_for(lambda: bool(self._answers), BOOT_SECONDS_MAX)
         return self
 
     def __exit__(self, *_: object) -> None:

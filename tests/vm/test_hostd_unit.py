@@ -19,6 +19,7 @@ host = "host-a"
 server = ["http://127.0.0.1:8081"]
 metadata_server = ["http://127.0.0.1:8080"]
 bridge = ["br0"]
+libvirt_uri = ["qemu:///system", "qemu+tls://{host}/system"]
 libvirt_grace_seconds = 1
 """
 WEB_0 = "9a3f1c52-0f0e-4c6b-9d0e-2f7b6f1c0a11"
@@ -105,6 +106,10 @@ def test_host_daemon_works_within_its_sandbox() -> None:
         )
         assert code == "000"  # it is at a port of the bridge, but not at that of a VM
         assert "nft" not in machine.path("/run/hostd.log").read_text()
+        assert (
+            "/etc/libvirt/qemu.conf has no lock_manager"
+            in machine.path("/run/hostd.log").read_text()
+        )
 
         ask("/vms/web-0/restart", "POST")  # nobody polls, so there is no notice
         machine.wait_for(lambda: "completed" in changes(ask("/history?limit=100")))
@@ -117,6 +122,9 @@ def test_host_daemon_works_within_its_sandbox() -> None:
         machine.run("systemctl is-active forewarn-hostd || systemctl start forewarn-hostd")
         machine.run("virsh destroy web-0")
         machine.wait_for(lambda: [vm["power"] for vm in ask("/vms")["vms"]] == ["stopped"])
+        machine.run("systemctl stop forewarn-hostd && rm /etc/libvirt/qemu.conf")
+        machine.run("systemctl start forewarn-hostd")
+        assert "cannot tell whether disks" in machine.path("/run/hostd.log").read_text()
         machine.run("systemctl stop forewarn-hostd")
         result = machine.run("systemctl show --value --property Result forewarn-hostd")
         assert result.strip() == "success"

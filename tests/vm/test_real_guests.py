@@ -4,9 +4,7 @@ The stories share a cloud and run in this order; each leaves it as the next one 
 """
 
 import json
-import logging
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -19,13 +17,9 @@ from forewarn.platform.libvirt import marker
 from tests.vm.cloud import EVENT_SECONDS_MAX, Cloud, Watch, cloud_of_two_hosts
 from tests.vm.guest import BOOT_SECONDS_MAX, NAME, Guest
 from tests.vm.guest_image import GuestImage
+from tests.vm.migration import move_by_hand, move_while_it_polls
 from tests.vm.real_libvirt import RealHost, wait_for
 
-log = logging.getLogger(__name__)
-ANSWER_SECONDS_MAX, RECOVER_SECONDS_MAX = 15, 30
-"""After a migration. The product promises 5 seconds until a poll is answered; emulated guests on a
-busy machine take longer to poll. `pytest --log-cli-level=info` shows how long it took.
-"""
 RUNNING, PAUSED, OFF = (
     libvirt.VIR_DOMAIN_RUNNING,
     libvirt.VIR_DOMAIN_PAUSED,
@@ -124,10 +118,7 @@ def test_freeze_suspends_and_resumes_the_guests_of_a_host(
 
 
 def test_redeploy_migrates_a_guest_live_to_the_other_host(
-    cloud: Cloud,
-    host_a: RealHost,
-    host_b: RealHost,
-    db_0: Guest,
+    cloud: Cloud, host_a: RealHost, host_b: RealHost, db_0: Guest
 ) -> None:
     """Behind NAT: it goes on sending to the MAC of the router on its old host."""
     event = move_while_it_polls(cloud, db_0, host_a, host_b)
@@ -139,59 +130,35 @@ def test_redeploy_migrates_a_guest_live_to_the_other_host(
 
 
 def test_guest_on_a_lan_keeps_its_notice_when_it_moves_and_moves_back(
-    cloud: Cloud,
-    host_a: RealHost,
-    host_b: RealHost,
-    db_0: Guest,
+    cloud: Cloud, host_a: RealHost, host_b: RealHost, db_0: Guest
 ) -> None:
     """It goes on sending to the MAC of its old host, which has the relay's address too."""
     db_0.run(host_b, USE_LAN)
     move_while_it_polls(cloud, db_0, host_b, host_a)
     move_while_it_polls(cloud, db_0, host_a, host_b)
-    db_0.run(host_b, "ip route del 169.254.169.254 dev eth1")
+    db_0.run(host_b, LEAVE_LAN)
 
     assert db_0.boots == 1
 
 
+def test_guest_that_is_moved_by_hand_during_a_long_poll_is_answered(
+    cloud: Cloud, host_a: RealHost, host_b: RealHost, db_0: Guest
+) -> None:
+    """Behind NAT, and back on a LAN."""
+    move_by_hand(cloud, db_0, host_b, host_a)
+    db_0.run(host_a, USE_LAN)
+    move_by_hand(cloud, db_0, host_a, host_b)
+    db_0.run(host_b, LEAVE_LAN)
+
+    assert db_0.boots == 1
+
+
+LEAVE_LAN = "ip route del 169.254.169.254 dev eth1"
 USE_LAN = """
 ip link set eth1 up
-ip address add 192.168.50.20/24 dev eth1
+ip address replace 192.168.50.20/24 dev eth1
 ip route replace 169.254.169.254 dev eth1
 """
-
-
-def move_while_it_polls(
-    cloud: Cloud,
-    guest: Guest,
-    source: RealHost,
-    target: RealHost,
-) -> str:
-    """The event. A poll that began after the migration is answered, and the agent recovers.
-
-    The agent had a long poll open when the move began.
-    """
-    with guest.polling(source, target):
-        guest.migrate_quickly(source)
-        (event,) = cloud.schedule(f"/vms/{guest.name}/redeploy")
-        wait_for(lambda: is_running(target, guest.name), EVENT_SECONDS_MAX, cloud.report)
-        moved_at, answered = time.monotonic(), guest.answered
-        wait_for(lambda: guest.answered >= answered + 2, ANSWER_SECONDS_MAX, cloud.report)
-        log.info("poll answered %.1f s after the move", time.monotonic() - moved_at)
-        guest.wait_for_line(f"recovered Redeploy {event['id']}", RECOVER_SECONDS_MAX)
-        log.info("recovered %.1f s after the move", time.monotonic() - moved_at)
-        share_mac(source, target)
-    cloud.wait_until_over(event["id"])
-    return str(event["id"])
-
-
-def share_mac(source: RealHost, target: RealHost) -> None:
-    """Without it, we reach the guest when its ARP entry has expired. See docs/libvirt.md."""
-    mac = source.namespace.run("cat /sys/class/net/virbr0/address").strip()
-    target.namespace.run(f"ip link set virbr0 address {mac}")
-
-
-def is_running(host: RealHost, name: str) -> bool:
-    return name in host.names() and host.state(name) == RUNNING
 
 
 def test_guest_with_its_neighbours_address_is_still_itself(

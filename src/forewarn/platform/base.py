@@ -111,6 +111,7 @@ class Sleeper(Protocol):
 
 class Platform(Protocol):
     """Acts on VMs. Any exception is a failed try; the call is cancelled when it takes too long.
+    It ends when it no longer acts on the VM, also if it was canceled.
 
     An OSError of SHORTAGES does not count as a try: nothing was done, and the request is repeated
     shortly after. An ImpactFailed may carry `output` for the history, and `is_final` if a retry is
@@ -122,8 +123,8 @@ class Platform(Protocol):
 
 @runtime_checkable
 class SlowToStop(Protocol):
-    """A platform that may still act on a VM after a call was canceled, for so long. The others
-    stop at once. The next try of an impact, on any server, begins after that.
+    """A platform whose calls may still act on a VM after they were canceled, for so long. Those of
+    the others stop at once. The next try of an impact, on any server, begins after that.
     """
 
     stop_seconds: float

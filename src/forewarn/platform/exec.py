@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from operator import attrgetter
 
+from forewarn.core.event import EventType
 from forewarn.errors import ImpactFailed, Invalid
 from forewarn.option_kind import PLACEHOLDER, PLACEHOLDERS, ExecCommand
 from forewarn.platform.base import SHORTAGES, STARTS, ImpactRequest, ImpactResult
@@ -25,7 +26,7 @@ HOST_LINE = re.compile(r"^host=([A-Za-z0-9_][A-Za-z0-9._-]{0,127})\s*$", re.MULT
 
 PLACEHOLDER_VALUES = attrgetter(
     *("event_id", "type", "cause", "tries", "duration_seconds", "scope"),
-    *("vm.name", "vm.id", "vm.address", "vm.host"),
+    *("vm.name", "vm.id", "vm.address", "vm.host", "method"),
 )
 
 
@@ -74,6 +75,11 @@ class ExecPlatform:
         if problem:
             raise ImpactFailed(f"{words[0]} {problem}", output=text)
         hosts = HOST_LINE.findall(text)
+        if request.moves and request.type is EventType.FREEZE and not hosts:
+            # It was announced as a live migration, and the command may have suspended the VM only.
+            raise ImpactFailed(
+                f"{words[0]} printed no host=NAME: the VM was not moved", output=text, is_final=True
+            )
         stays_off = request.vm.power.is_off and request.cause not in STARTS
         return ImpactResult(host=hosts[-1] if hosts else "", detail=text, is_back=stays_off)
 

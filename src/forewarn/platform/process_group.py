@@ -1,10 +1,9 @@
 """A program in a process group of its own, and how the whole group is ended.
 
-The id of a group is that of its first process, the leader. Once the leader is reaped and the group
-is empty, the system may use that id again, and a signal to the group would reach a stranger. So the
-leader is reaped last: while it is a zombie, its id stays taken. A pidfd (Linux 5.3) shows that it
-has exited without reaping it, which `asyncio.subprocess` would do at once. Where there are no
-pidfds, as on macOS, the leader is reaped when it exits, and what it left behind gets no signal.
+The first process of the group, its leader, is reaped last; `process_table.py` has the reason. A
+pidfd (Linux 5.3) shows that it has exited without reaping it, which `asyncio.subprocess` would do
+at once. Where there are no pidfds, as on macOS, the leader is reaped when it exits, and what it
+left behind gets no signal.
 """
 
 import asyncio
@@ -13,6 +12,8 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+
+from forewarn.process_table import has_members
 
 LOOK_SECONDS, LOOK_SECONDS_MAX = 0.02, 0.5
 """How often the group is looked at while its leader has exited and others may still clean up."""
@@ -104,20 +105,3 @@ class ProcessGroup:
             return  # it is reaped: the id of the group may be that of another
         with suppress(ProcessLookupError, PermissionError):  # PermissionError: they are all setuid
             os.killpg(self._leader.pid, number)
-
-
-def has_members(group: int) -> bool:
-    """Whether a process of the group has not exited yet.
-
-    Not by signal 0: that reaches zombies, too. It reads all of /proc, so call it in a thread.
-    """
-    return any(_is_member(name, group) for name in os.listdir("/proc") if name.isdigit())
-
-
-def _is_member(pid: str, group: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
-    except (OSError, ValueError):  # it is gone
-        return False
-    return int(its_group) == group and state not in (b"Z", b"X")

@@ -6,7 +6,7 @@ Nothing is lost with a request or a response, because the next one repeats it.
 """
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,7 @@ from forewarn.platform.base import PROBLEM_LENGTH_MAX, ImpactRequest, ImpactResu
 VMS_MAX = 2000
 UNMOVABLE_LENGTH_MAX = 200
 REFUSED_GUESTS_MAX = 100
+BRIDGES_MAX = 100
 UNCONFIRMED_SECONDS_MAX = 86_400
 SessionId = Annotated[
     str, Meta(min_length=1, max_length=64, description="a text of 1 to 64 characters")
@@ -25,6 +26,8 @@ SessionId = Annotated[
 MachineId = Annotated[
     str, Meta(min_length=1, max_length=64, description="a text of 1 to 64 characters")
 ]
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for JSON that is not what was expected."""
 ImpactKey = tuple[str, str]
 """The id of the event and the name of the VM."""
 
@@ -69,10 +72,11 @@ class ReportedVm(msgspec.Struct, frozen=True, kw_only=True):
 class HostReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All VMs of a host, each as a `ReportedVm`: one that is not valid does not hide the others.
 
-    They were listed `age_seconds` ago.
+    They are decoded one at a time, so that polls are answered in between. They were listed
+    `age_seconds` ago.
     """
 
-    vms: Annotated[list[dict[str, Any]], Meta(max_length=VMS_MAX)]
+    vms: Annotated[list[msgspec.Raw], Meta(max_length=VMS_MAX)]
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     age_seconds: Annotated[float, Meta(ge=0, le=1 << 31)] = 0
 
@@ -107,6 +111,14 @@ class RefusedGuest(msgspec.Struct, frozen=True):
     seconds: Annotated[int, Meta(ge=0, le=1 << 32)]
 
 
+class UnservedBridge(msgspec.Struct, frozen=True):
+    """A bridge whose guests cannot reach the relay, and why; `vms` of the host are plugged in."""
+
+    bridge: Annotated[str, Meta(max_length=64)]
+    problem: Annotated[str, Meta(max_length=PROBLEM_LENGTH_MAX)]
+    vms: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+
+
 class WorkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a daemon has. `session` is one run of it, `machine` identifies what it runs on.
 
@@ -116,7 +128,9 @@ class WorkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     `refusals` counts the errors that guests got since the daemon started. `refused` lists guests
     that get nothing else.
     `problem` is why the daemon cannot act on its VMs at present; empty if it can.
-    `unconfirmed_seconds` is for how long guests have asked and no metadata server has answered.
+    `unserved` lists the bridges that are not served; impacts on their VMs still work.
+    `unconfirmed_seconds` is for how long guests have asked and no metadata server has answered, or
+    could not ask.
     """
 
     session: SessionId
@@ -129,6 +143,7 @@ class WorkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     refusals: dict[RefusalReason, Annotated[int, Meta(ge=0, le=1 << 60)]] = {}
     refused: Annotated[list[RefusedGuest], Meta(max_length=REFUSED_GUESTS_MAX)] = []
     problem: Annotated[str, Meta(max_length=PROBLEM_LENGTH_MAX)] = ""
+    unserved: Annotated[list[UnservedBridge], Meta(max_length=BRIDGES_MAX)] = []
     unconfirmed_seconds: Annotated[int, Meta(ge=0, le=UNCONFIRMED_SECONDS_MAX)] = 0
 
 

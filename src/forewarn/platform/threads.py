@@ -27,10 +27,18 @@ class CallThreads:
         self._threads_max = threads_max
         self._slots: dict[str, asyncio.Semaphore] = {}
 
-    async def call(self, key: str, work: Callable[[], T], seconds_max: float) -> T:
+    async def call(
+        self,
+        key: str,
+        work: Callable[[], T],
+        seconds_max: float,
+        on_cancel: Callable[[], object] | None = None,
+    ) -> T:
         """Return what `work` returns. TimeoutError covers the wait for a free thread too.
 
-        OSError if the system has no threads left.
+        OSError if the system has no threads left. A thread cannot be canceled: with `on_cancel`, a
+        call that is canceled calls it and ends when its thread has ended, so that nothing changes
+        after it. It ends at once if it is canceled again, and without `on_cancel`.
         """
         slots = self._slots.setdefault(key, asyncio.Semaphore(self._threads_max))
         loop = asyncio.get_running_loop()
@@ -45,18 +53,32 @@ class CallThreads:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(slots.release)
 
-        async with asyncio.timeout(seconds_max):
+        async with asyncio.timeout(seconds_max) as limit:
             await slots.acquire()
             try:
                 threading.Thread(target=run, daemon=True, name=f"call-{key}").start()
             except RuntimeError as error:
                 slots.release()
                 raise OSError(errno.EAGAIN, "the system has no threads left") from error
-            return await asyncio.wrap_future(done)
+            ended = asyncio.wrap_future(done)
+            try:
+                return await asyncio.shield(ended)
+            except asyncio.CancelledError:
+                if on_cancel is not None and not limit.expired():
+                    on_cancel()
+                    await asyncio.wait((ended,))
+                raise
+            finally:
+                ended.cancel()  # else a thread that outlives the loop logs an error
 
 
-def run_to_completion(work: Callable[[], object]) -> None:
-    """Run `work` in the background; the process waits for it at exit, up to LAST_CALL_SECONDS."""
+def run_to_completion(work: Callable[[], object]) -> Future[None]:
+    """Run `work` in the background; the process waits for it at exit, up to LAST_CALL_SECONDS.
+
+    The future is done when `work` has ended, or when that time is up.
+    """
+    done: Future[None] = Future()
+    done.set_running_or_notify_cancel()  # a caller that gives up does not cancel the work
 
     def run() -> None:
         with suppress(Exception):  # there is no caller to raise it in
@@ -66,5 +88,7 @@ def run_to_completion(work: Callable[[], object]) -> None:
         worker = threading.Thread(target=run, daemon=True, name="last-call")
         worker.start()
         worker.join(LAST_CALL_SECONDS)
+        done.set_result(None)
 
     threading.Thread(target=wait, daemon=False, name="last-call-wait").start()
+    return done

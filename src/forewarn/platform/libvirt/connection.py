@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import libvirt
@@ -36,6 +37,10 @@ class LibvirtError(ImpactFailed):
     """libvirt refused a call. Its fact `number` is libvirt's VIR_ERR_…"""
 
 
+def do_nothing() -> None:
+    """What a canceled call does that can only be awaited."""
+
+
 class LibvirtHosts:
     """Connects to the libvirt of a host. Connections are opened when needed and reused."""
 
@@ -52,6 +57,7 @@ class LibvirtHosts:
         self._connect = connect or open_connection
         self._threads = CallThreads()
         self._connections: dict[str, Any] = {}
+        self._replacing = threading.Lock()
 
     def uri(self, host: str) -> str:
         """Return the URI of the host's libvirt, empty if none is configured."""
@@ -59,26 +65,34 @@ class LibvirtHosts:
         return uri.replace("{host}", host) if host or "{host}" not in uri else ""
 
     async def ask(
-        self, host: str, question: Callable[[Any], T], seconds_max: float | None = None
+        self,
+        host: str,
+        question: Callable[[Any], T],
+        seconds_max: float | None = None,
+        on_cancel: Callable[[], object] | None = None,
     ) -> T:
         """Call a function with the host's connection.
 
         Calls with their own `seconds_max` have threads of their own, for each limit: if the agent
-        of a guest hangs, that delays neither a short call nor a migration.
+        of a guest hangs, that delays neither a short call nor a migration. A call that changes
+        something has `on_cancel`: see `CallThreads.call`.
         """
         uri = self.uri(host)
         assert uri, host  # libvirt would connect to this machine
 
+        used: Any | None = None
+
         def work() -> T:
-            connection = self._connections.get(uri)
-            if connection is None or not connection.isAlive():
-                connection = self._connections[uri] = self._connect(uri)
-            return question(connection)
+            nonlocal used
+            used = self._connections.get(uri)
+            if used is None or not used.isAlive():
+                used = self._replace(uri, used)
+            return question(used)
 
         limit = seconds_max or self.call_seconds_max
         threads = f"{uri} {limit:g}" if seconds_max else uri
         try:
-            return await self._threads.call(threads, work, limit)
+            return await self._threads.call(threads, work, limit, on_cancel)
         except libvirt.libvirtError as error:
             number = error.get_error_code()
             raise LibvirtError(f"libvirt of {host or uri}: {error}", number=number) from error
@@ -88,10 +102,25 @@ class LibvirtHosts:
             ) from error
         except TimeoutError:
             if not seconds_max:
-                self._connections.pop(uri, None)  # the hanging thread keeps the old one
+                self._drop(uri, used)
             raise ImpactFailed(
                 f"libvirt of {host or uri} did not answer within {limit:g} seconds", host=host
             ) from None
+
+    def _drop(self, uri: str, hung: Any | None) -> None:
+        """Let the next call open a connection, unless one has replaced that which hung."""
+        with self._replacing:
+            if self._connections.get(uri) is hung:
+                self._connections.pop(uri, None)
+
+    def _replace(self, uri: str, old: Any | None) -> Any:
+        """Open a connection, unless another thread has done so meanwhile."""
+        opened = self._connect(uri)
+        with self._replacing:
+            current = self._connections.get(uri)
+            if current is None or current is old:
+                current = self._connections[uri] = opened
+        return current
 
     async def for_each(self, hosts: Iterable[str], call: Callable[[str], Awaitable[T]]) -> list[T]:
         """Call a function with each host, a few at a time."""
@@ -123,9 +152,10 @@ class LibvirtHosts:
         return None if handle is None else Domain(self, host, handle)
 
     async def define(self, host: str, xml: str) -> "Domain":
-        return Domain(
-            self, host, await self.ask(host, lambda connection: connection.defineXML(xml))
-        )
+        def work(connection: Any) -> Any:
+            return connection.defineXML(xml)
+
+        return Domain(self, host, await self.ask(host, work, on_cancel=do_nothing))
 
 
 @dataclass(frozen=True)
@@ -136,18 +166,19 @@ class Domain:
     host: str
     handle: Any
 
-    async def do(self, verb: Callable[[Any], T], seconds_max: float | None = None) -> T:
-        """Call a function with the domain's handle."""
-        return await self.libvirts.ask(self.host, lambda _: verb(self.handle), seconds_max)
+    async def do(
+        self,
+        verb: Callable[[Any], T],
+        seconds_max: float | None = None,
+        on_cancel: Callable[[], object] = do_nothing,
+    ) -> T:
+        """Call a function with the domain's handle.
 
-    async def do_to_the_end(self, verb: Callable[[Any], object]) -> None:
-        """Like `do`. Ends with the call even if it is cancelled, so that nothing changes later."""
-        call = asyncio.ensure_future(self.do(verb))
-        try:
-            await asyncio.shield(call)
-        except asyncio.CancelledError:
-            await asyncio.gather(call, return_exceptions=True)
-            raise
+        Ends when the function has, even if it is canceled: nothing changes later.
+        """
+        return await self.libvirts.ask(
+            self.host, lambda _: verb(self.handle), seconds_max, on_cancel
+        )
 
     async def state(self) -> tuple[int, int]:
         """Return libvirt's state and reason. A transient domain that has ended is off."""
@@ -164,7 +195,7 @@ class Domain:
         state, _ = await self.state()
         return state in OFF
 
-    async def undefine(self, nvram: int) -> None:
+    async def undefine(self, nvram: int, *, only_if_off: bool = False) -> None:
         """Undefine it with its saved state. A domain that is already gone is not an error.
 
         `nvram` is libvirt's flag that keeps or deletes the NVRAM.
@@ -176,6 +207,8 @@ class Domain:
                 | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
             )
             with ignoring(libvirt.VIR_ERR_NO_DOMAIN):
+                if only_if_off and handle.state()[0] not in OFF:
+                    return
                 if "<nvram" in handle.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE):
                     flags |= nvram
                 handle.undefineFlags(flags)
@@ -211,8 +244,23 @@ def ignoring(*codes: int) -> Iterator[None]:
             raise
 
 
+closing: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+
+class LibvirtConnection(libvirt.virConnect):  # type: ignore[misc]
+    """A connection that is closed in a background thread, whatever lets go of it last.
+
+    Closing one waits for the host. The event loop may be the last, because it has the domains of
+    the connection, and the errors that were raised in its calls.
+    """
+
+    def __del__(self) -> None:
+        closing.put(super().__del__)  # which keeps it alive until then
+
+
 def open_connection(uri: str) -> Any:
     connection = libvirt.open(uri)
+    connection.__class__ = LibvirtConnection
     with suppress(libvirt.libvirtError):  # in-process drivers have no keepalive
         connection.setKeepAlive(KEEPALIVE_SECONDS, KEEPALIVE_COUNT)
     return connection
@@ -222,7 +270,7 @@ def open_connection(uri: str) -> Any:
 def prepare() -> None:
     """Start libvirt's event loop thread and silence its error output, once per process.
 
-    libvirt needs this before the first connection is opened.
+    libvirt needs this before the first connection is opened. A second thread closes connections.
     """
     libvirt.registerErrorHandler(lambda context, error: None, None)
     libvirt.virEventRegisterDefaultImpl()
@@ -231,4 +279,10 @@ def prepare() -> None:
         while True:  # ends with the process
             libvirt.virEventRunDefaultImpl()
 
+    def close() -> None:
+        while True:  # ends with the process
+            with suppress(Exception):  # there is no caller to raise it in
+                closing.get()()
+
     threading.Thread(target=run, daemon=True, name="libvirt-events").start()
+    threading.Thread(target=close, daemon=True, name="libvirt-close").start()

@@ -53,7 +53,8 @@ class LibvirtPlatform:
 
     def __post_init__(self) -> None:
         self.libvirts = self.targets.libvirts
-        self.stop_seconds = self.libvirts.call_seconds_max  # a call in a thread cannot be canceled
+        # The call in progress cannot be canceled, and one more may leave the VM in a good state.
+        self.stop_seconds = self.libvirts.call_seconds_max + LAST_CALL_SECONDS
         self.power = PowerControl(self.clock, self.grace)
         self.mover = Mover(self.targets, self.power, self.read_mounts)
 
@@ -66,6 +67,7 @@ class LibvirtPlatform:
                 return ImpactResult(detail=f"{problem}: nothing to do")
             raise ImpactFailed(problem, vm=request.vm.name)
         domain = found[0]
+        await self._resume_left(request, domain)
         if request.moves:
             return await self.mover.move(request, domain)
         if request.type is EventType.REBOOT:
@@ -89,12 +91,17 @@ class LibvirtPlatform:
         while True:  # ends when the agent answers, or when cancelled
             try:
                 for domain in (await self.targets.find(request))[:1]:
-                    await domain.do(lambda handle: handle.getTime(), AGENT_SECONDS_MAX)
+                    await self._ping(domain)
                     return
             except ImpactFailed as error:
                 if error.facts.get("number") in UNSUPPORTED:
                     await asyncio.Event().wait()
             await self.clock.sleep_until(self.clock.now() + PING_EVERY)
+
+    async def _ping(self, domain: Domain) -> None:
+        """Ask the guest agent. The VM's next impact does not wait for an answer."""
+        ping = domain.handle.getTime
+        await self.libvirts.ask(domain.host, lambda _: ping(), AGENT_SECONDS_MAX)
 
     async def list_begun(self, host: str) -> list[tuple[str, str]]:
         def look(connection: Any) -> list[tuple[str, str]]:
@@ -126,6 +133,16 @@ class LibvirtPlatform:
                 if is_off:
                     return "the VM was off: started" if may_start else "the VM is off and stays off"
         return "nothing was left to do"
+
+    async def _resume_left(self, request: ImpactRequest, domain: Domain) -> None:
+        """Resume a VM that an earlier event has suspended and left so. It would stay suspended: the
+        marker of this event hides that, and a live migration keeps the state.
+        """
+        suspended_by = (await domain.do(marker.read)).suspended_by
+        is_left = suspended_by not in ("", request.event_id)
+        if is_left and await domain.state() == SUSPENDED_BY_USER:
+            await domain.do(marker.resume)
+            await self._set_clock(domain)
 
     async def _freeze(self, request: ImpactRequest, domain: Domain) -> str:
         state, reason = await domain.state()
@@ -161,12 +178,16 @@ class LibvirtPlatform:
     async def _suspend(self, event_id: str, domain: Domain, duration: timedelta) -> None:
         """Suspend the VM for a while. It is resumed whatever happens.
 
-        If we give up before the suspend call has ended, its own thread resumes the VM. If the
-        process ends as well, it waits for that.
+        If we give up before the suspend call has ended, its own thread resumes the VM. If we are
+        canceled, we end when it is resumed. If the process ends as well, it waits for that. If we
+        give up before the thread has begun, the VM is left alone: its owner may have suspended it.
         """
         has_given_up, has_ended = threading.Event(), threading.Event()
+        first = threading.Lock()  # held by the thread if it has begun before we gave up, else by us
 
         def suspend_or_give_up(handle: Any) -> None:
+            if has_given_up.is_set() or not first.acquire(blocking=False):
+                return
             try:
                 marker.suspend(handle, event_id)
             finally:
@@ -180,12 +201,17 @@ class LibvirtPlatform:
             domain.handle.setTime(None, libvirt.VIR_DOMAIN_TIME_SYNC)
 
         try:
-            await domain.do(suspend_or_give_up)
+            await domain.do(suspend_or_give_up, on_cancel=has_given_up.set)
             await self.clock.sleep_until(self.clock.now() + duration)
             await domain.do(marker.resume)
-        except (asyncio.CancelledError, ImpactFailed):
+        except asyncio.CancelledError:
+            if not first.acquire(blocking=False):
+                await asyncio.wrap_future(run_to_completion(resume_at_last))
+            raise
+        except ImpactFailed:
             has_given_up.set()
-            run_to_completion(resume_at_last)
+            if not first.acquire(blocking=False):
+                run_to_completion(resume_at_last)
             raise
 
     async def _reboot(self, request: ImpactRequest, domain: Domain) -> ImpactResult:

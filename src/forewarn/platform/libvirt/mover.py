@@ -5,11 +5,10 @@ the marker before the VM can run there, and goes on to another target only when 
 to start the VM on the last one. If a start got no answer, the try fails.
 
 A VM is not stopped needlessly: libvirt of the target is asked first whether it can run there
-(`obstacles.py`), and an event stops it at most once. If no target starts it then, it is started at
-home, and its marker says that this event has given up.
+(`obstacles.py`), and an event stops it at most once: the marker records that before the stop. If no
+target starts it then, it is started at home. If something else has started it there, it stays.
 """
 
-import asyncio
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -77,32 +76,55 @@ class Mover:
             copy = await self.libvirts.find(begun.target, request.vm)
             if copy is not None and copy.host != domain.host:
                 await self.targets.discard(copy, begun)
-        if begun.given_up == request.event_id:
-            if begun.event == request.event_id:
-                await domain.do(functools.partial(marker.stay, event_id=request.event_id))
-            raise ImpactFailed(
-                "it was stopped for this event before, and no other host started it",
-                vm=request.vm.name,
-                is_final=True,
-            )
+        if await domain.do(functools.partial(marker.is_stopping, event_id=request.event_id)):
+            # An earlier try has asked the guest to shut down.
+            await self.power.wait_until_off(domain)
+            begun = await domain.do(marker.read)
+        if begun.stopped_by == request.event_id:
+            is_off = await domain.is_off()
+            if begun.target == domain.host and not is_off:
+                await self._settle(domain, None, request.event_id)
+                return ImpactResult(detail=IN_PLACE, is_back=False)
+            if not (begun.target and is_off):
+                if begun.event == request.event_id:
+                    await self._run_at_home(request, domain)
+                raise ImpactFailed(
+                    "it was stopped for this event before, and no other host started it",
+                    vm=request.vm.name,
+                    is_final=True,
+                )
         async with self.targets.leave(request, domain) as targets:
             return await self._leave(request, domain, targets[:TARGETS_MAX])
+
+    async def _run_at_home(
+        self, request: ImpactRequest, domain: Domain, xml: str = "", *, stays: bool = True
+    ) -> None:
+        """Start the VM at home unless it runs. If it stays there, this event gives up its move.
+
+        Else it is restarted in place, and the next try finds that done.
+        """
+        if not stays:
+            await domain.do(marker.ensure_running)
+            return
+        home = await self.libvirts.define(domain.host, xml) if xml else domain
+        await home.do(functools.partial(marker.stay, event_id=request.event_id))
 
     async def _leave(
         self, request: ImpactRequest, domain: Domain, targets: Sequence[str]
     ) -> ImpactResult:
         """Move to one of the targets; without any, restart in place where that is wanted."""
         vm, is_live_only = request.vm.name, request.method is RedeployMethod.LIVE_ONLY
+        was_off = await domain.is_off()
         if not targets:
             if is_live_only or request.cause not in RESTARTS_IN_PLACE:
                 named = ", ".join(request.targets)
                 why = f"it has no libvirt_uri for {named}" if named else "there is no other host"
                 raise ImpactFailed(f"{domain.host} cannot move {vm}: {why}", vm=vm)
-            return await self._restart(request, domain, [domain.host], tie="")
+            return await self._restart(request, domain, [domain.host], was_off=was_off)
         xml = await domain.do(_read_xml)
         tie = find_tie(xml, self.read_mounts())
         refusals = list[str]()
-        if request.method is not RedeployMethod.COLD and not await domain.is_off():
+        if request.method is not RedeployMethod.COLD and not was_off:
             try:
                 result = await self._migrate(request, domain, targets, refusals)
             except ImpactFailed as error:
@@ -113,9 +135,10 @@ class Mover:
             if result is not None:
                 return result
         if is_live_only and refusals:
-            await domain.do(marker.unmark)
+            await domain.do(marker.unmark_failed)
             raise cannot_move(request, domain, tie or "; ".join(refusals))
-        result = await self._restart(request, domain, targets, tie=tie or find_state(xml))
+        tie = tie or find_state(xml)
+        result = await self._restart(request, domain, targets, was_off=was_off, tie=tie)
         return replace(result, detail="; ".join((*refusals[:1], result.detail)))
 
     async def _migrate(
@@ -146,7 +169,7 @@ class Mover:
         if not failures:
             return None
         if not await domain.is_off():
-            await domain.do(marker.unmark)
+            await domain.do(marker.unmark_failed)
         raise ImpactFailed("; ".join((*refusals, *failures)), vm=request.vm.name)
 
     async def _migrate_to(self, domain: Domain, target: str) -> None:
@@ -158,21 +181,26 @@ class Mover:
                 flags |= libvirt.VIR_MIGRATE_PERSIST_DEST | libvirt.VIR_MIGRATE_UNDEFINE_SOURCE
             marker.unmark(handle.migrate3(connection, {}, flags))
 
-        try:
-            await domain.do(work, MIGRATION_SECONDS_MAX)
-        except asyncio.CancelledError:
+        def abort() -> None:
             run_to_completion(domain.handle.abortJob)
-            raise
+
+        await domain.do(work, MIGRATION_SECONDS_MAX, on_cancel=abort)
 
     async def _restart(
-        self, request: ImpactRequest, domain: Domain, targets: Sequence[str], *, tie: str
+        self,
+        request: ImpactRequest,
+        domain: Domain,
+        targets: Sequence[str],
+        *,
+        was_off: bool,
+        tie: str = "",
     ) -> ImpactResult:
         """Stop the VM, and start it on the first target that can run it; if none does, at home.
 
         It is stopped only if there is no `tie`, and when libvirt of a target has defined it there
-        and found no obstacle.
+        and found no obstacle. One that `was_off` and has been started since is not stopped.
         """
-        was_off, was_begun = await domain.is_off(), await has_begun(request, domain)
+        was_begun = await has_begun(request, domain)
         should_run = not was_off or await should_start(request, domain)
         how, xml, failures, is_final = "", "", list[str](), True
         for target in () if tie else targets:
@@ -193,8 +221,8 @@ class Mover:
                 if obstacle:
                     failures.append(f"{target} cannot run it: {obstacle}")
                     continue
-                how = how or ("the VM was off" if was_off else await self.power.stop(domain))
-                await self._check_off(there, domain)
+                how = how or ("the VM was off" if was_off else await self._stop(request, domain))
+                await self._check_off(request, there, domain, has_stopped=not was_off)
                 refusal = await self._try_start(there, domain) if should_run else ""
                 if not refusal:
                     await self._settle(there, domain, request.event_id)
@@ -204,16 +232,24 @@ class Mover:
                     detail = "; ".join((how, *failures, end))
                     return ImpactResult(target * has_moved, detail, is_back=not should_run)
                 failures.append(f"{target} failed: {refusal}")
-        if not await domain.is_off():
-            await domain.do(marker.unmark)
-        elif should_run and (how or was_begun):
-            home = await self.libvirts.define(domain.host, xml) if xml else domain
+        is_off, has_stopped = await domain.is_off(), bool(how) and not was_off
+        if should_run and (has_stopped or (is_off and (how or was_begun))):
             is_final = domain.host not in targets
-            stay = functools.partial(marker.stay, event_id=request.event_id)
-            await home.do(stay if is_final else marker.start)
+            await self._run_at_home(request, domain, xml if is_off else "", stays=is_final)
+        elif not is_off:
+            await domain.do(marker.unmark_failed)
         if tie:
             raise cannot_move(request, domain, tie)
         raise ImpactFailed("; ".join(failures), vm=request.vm.name, is_final=is_final)
+
+    async def _stop(self, request: ImpactRequest, domain: Domain) -> str:
+        """Stop the VM, unless this event has stopped it before. Return what came of it."""
+        event_id = request.event_id
+        if not await domain.do(functools.partial(marker.mark_stop, event_id=event_id)):
+            return "the VM was stopped before"
+        return await self.power.stop(
+            domain, functools.partial(marker.was_stopped, event_id=event_id)
+        )
 
     async def _find_obstacle(self, there: Domain, domain: Domain, xml: str) -> str:
         """Why the VM cannot run on a target, where it is defined; then it no longer is."""
@@ -230,21 +266,28 @@ class Mover:
         return obstacle
 
     async def _undefine(self, there: Domain) -> None:
-        """Undefine what was defined on a target and does not run there."""
-        with suppress(ImpactFailed):
-            if await there.is_off():
-                await there.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
+        """Undefine what was defined on a target and does not run there.
 
-    async def _check_off(self, there: Domain, domain: Domain) -> None:
-        """ImpactFailed if its owner has started a VM that was off, or that was stopped here.
-
-        To stop it now would break what the owner wants, and to start it there would duplicate it.
+        In one call: a move that was canceled makes no more than that.
         """
-        if await domain.is_off():
+        with suppress(ImpactFailed):
+            await there.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM, only_if_off=True)
+
+    async def _check_off(
+        self, request: ImpactRequest, there: Domain, domain: Domain, *, has_stopped: bool
+    ) -> None:
+        """ImpactFailed if something has started a VM at home that was off, or was stopped there.
+
+        To stop it now would break what its owner wants, or stop it twice, and to start it there
+        would duplicate it.
+        """
+        if there.host == domain.host or await domain.is_off():
             return
-        if there.host != domain.host:
-            await self._undefine(there)
-        raise ImpactFailed(f"the VM was started on {domain.host} meanwhile", host=domain.host)
+        await self._undefine(there)
+        if has_stopped:
+            await self._run_at_home(request, domain)
+        problem = f"the VM was started on {domain.host} meanwhile"
+        raise ImpactFailed(problem, host=domain.host, is_final=has_stopped)
 
     async def _try_start(self, there: Domain, domain: Domain) -> str:
         """Start the VM on a target. Return why it does not run there, empty if it does.
@@ -297,5 +340,4 @@ def _read_xml(handle: Any) -> str:
 
 
 def _mark(request: ImpactRequest, host: str, target: str, handle: Any) -> None:
-    """Record the move. The definition carries the marker along."""
-    marker.mark(handle, request.event_id, host, target)
+    marker.mark_move(handle, request.event_id, host, target)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from forewarn.core.event import Cause
 from forewarn.platform.base import STARTS, ImpactRequest, Sleeper
@@ -20,16 +21,23 @@ class PowerControl:
     clock: Sleeper
     grace: timedelta
 
-    async def stop(self, domain: Domain) -> str:
-        """Shut down within the grace period, else force it off. Return what came of it."""
+    async def stop(
+        self, domain: Domain, has_restarted: Callable[[Any], bool] = lambda handle: False
+    ) -> str:
+        """Shut down within the grace period, else force it off. Return what came of it.
+
+        A domain that `has_restarted` meanwhile is not stopped again.
+        """
         if await domain.is_off():
             return "the VM was off"
         with suppress(LibvirtError):  # the guest cannot be asked: it is destroyed below
             await domain.do(lambda handle: handle.shutdown())
             if await self.wait_until_off(domain):
                 return "the guest shut down by itself"
+        if await domain.do(has_restarted):
+            return "the guest shut down by itself"
         if not await domain.is_off():
-            await domain.do_to_the_end(lambda handle: handle.destroy())
+            await domain.do(lambda handle: handle.destroy())
         return f"the guest did not shut down within {self.grace.total_seconds():g} seconds: stopped"
 
     async def wait_until_off(

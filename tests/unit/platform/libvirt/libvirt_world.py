@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import libvirt
+import pytest
 
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import RedeployMethod, Vm
+from forewarn.errors import ImpactFailed
 from forewarn.option_kind import HostUri
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.file_systems import MountTable
 from forewarn.platform.libvirt.connection import LibvirtHosts, prepare
 from forewarn.platform.libvirt.driver import LibvirtPlatform
-from forewarn.platform.libvirt.marker import read
+from forewarn.platform.libvirt.marker import Marker, read
 from forewarn.platform.libvirt.targets import Targets
 from tests.builders import guid
 from tests.unit.platform.instant_clock import InstantClock
@@ -140,6 +142,13 @@ def order(
     return ImpactRequest(guid(1), "web", vm, type_, cause, tries, seconds, targets, method=method)
 
 
+DRAIN = order(EventType.REDEPLOY)
+DRAIN_AGAIN = order(EventType.REDEPLOY, tries=2)
+LIVE_MIGRATION = order(
+    EventType.FREEZE, Cause.LIVE_MIGRATION, method=RedeployMethod.LIVE_ONLY, seconds=9
+)
+
+
 def refusal(number: int) -> libvirt.libvirtError:
     """What libvirt raises, with its own number for the reason."""
     error = libvirt.libvirtError("no")
@@ -196,3 +205,57 @@ class Host:
 
     def domainEventDeregisterAny(self, number: int) -> None:
         self.listeners.clear()
+
+
+class Target(Host):
+    """A host on which a defined domain, or the connection, has manners of its own."""
+
+    def defineXML(self, xml: str) -> Guest:
+        return Guest(self._connection.defineXML(xml), self, self._ways)
+
+    def __getattr__(self, verb: str) -> Any:
+        way = self._ways.get(verb)
+        return getattr(self._connection, verb) if way is None else lambda *_: way(None)
+
+
+def refuse(number: int) -> Callable[[Any], None]:
+    def way(handle: Any) -> None:
+        raise refusal(number)
+
+    return way
+
+
+class MoveWorld(LibvirtWorld):
+    """`source` records what is done to web-0; `target` is host-b with manners of its own."""
+
+    def __init__(self, folder: Path, hosts: Sequence[str] = HOSTS) -> None:
+        super().__init__(folder, hosts)
+        self.source, self.target = Host(self.on("host-a")), Target(self.on("host-b"))
+
+    def give(self, devices: str = "", cpu: str = "<devices>") -> None:
+        """Let web-0 have these devices."""
+        self.web.destroy()
+        xml = domain_xml().replace("</devices>", f"{devices}</devices>").replace("<devices>", cpu)
+        self.web = self.on("host-a").defineXML(xml)
+        self.web.create()
+
+    def carry_out(self, request: ImpactRequest, **more: Any) -> ImpactResult:
+        hosts = self.connections | {"test:///host-a": self.source, "test:///host-b": self.target}
+        return self.run_impact(request, connect=hosts.__getitem__, **more)
+
+    def fails_untouched(self, reason: str, request: ImpactRequest = DRAIN, **more: Any) -> bool:
+        """Whether the impact fails with this reason, finally, and the VM runs on as before."""
+        with pytest.raises(ImpactFailed) as failed:
+            self.carry_out(request, **more)
+        assert str(failed.value).endswith(reason)
+        assert failed.value.facts.get("is_final")
+        assert not {"shutdown", "destroy", "suspend", "create"} & {*self.source.calls}
+        assert (self.state(), self.names_on("host-b")) == (RUNNING, [])
+        return read(self.web) == Marker()
+
+
+def break_down(handle: Any) -> None:
+    """The connection to the host is lost."""
+    error = refusal(libvirt.VIR_ERR_SYSTEM_ERROR)
+    error.err = (error.err[0], libvirt.VIR_FROM_RPC, *error.err[2:])
+    raise error

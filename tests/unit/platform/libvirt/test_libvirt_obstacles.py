@@ -3,7 +3,6 @@
 What that driver does not support, a fake host answers as QEMU's driver does.
 """
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,28 @@ import pytest
 from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import RedeployMethod
 from forewarn.errors import ImpactFailed
-from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.platform.base import ImpactResult
 from forewarn.platform.file_systems import NO_MOUNTS, MountTable
-from forewarn.platform.libvirt.marker import Marker, mark, read
 from forewarn.platform.libvirt.obstacles import find_tie
 from tests.builders import guid
 from tests.unit.platform.libvirt.libvirt_world import (
-    HOSTS,
+    DRAIN,
+    LIVE_MIGRATION,
     NOT_LIVE,
-    OFF,
     RUNNING,
-    Guest,
     Host,
     LibvirtWorld,
+    MoveWorld,
+    Target,
+    break_down,
     domain_xml,
     order,
     refusal,
+    refuse,
 )
 
 pytestmark = pytest.mark.system
 
-DRAIN = order(EventType.REDEPLOY)
-DRAIN_AGAIN = order(EventType.REDEPLOY, tries=2)
-LIVE_MIGRATION = order(
-    EventType.FREEZE, Cause.LIVE_MIGRATION, method=RedeployMethod.LIVE_ONLY, seconds=9
-)
 FILE_DISK = "<disk type='file'><source file='{}'/><target dev='vdb' bus='virtio'/></disk>"
 VOLUME_DISK = (
     "<disk type='volume'><source pool='fast' volume='web-0'/>"
@@ -65,66 +61,19 @@ TPM = "<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>"
 CPU = "<cpu mode='custom' match='exact'><model>EPYC-Rome</model></cpu><devices>"
 
 
-class Target(Host):
-    """A host on which a defined domain, or the connection, has manners of its own."""
-
-    def defineXML(self, xml: str) -> Guest:
-        return Guest(self._connection.defineXML(xml), self, self._ways)
-
-    def __getattr__(self, verb: str) -> Any:
-        way = self._ways.get(verb)
-        return getattr(self._connection, verb) if way is None else lambda *_: way(None)
-
-
-def refuse(number: int) -> Callable[[Any], None]:
-    def way(handle: Any) -> None:
-        raise refusal(number)
-
-    return way
-
-
-class World(LibvirtWorld):
-    """`source` records what is done to web-0; `target` is host-b with manners of its own."""
-
-    def __init__(self, folder: Path, hosts: Sequence[str] = HOSTS) -> None:
-        super().__init__(folder, hosts)
-        self.source, self.target = Host(self.on("host-a")), Target(self.on("host-b"))
-
-    def give(self, devices: str = "", cpu: str = "<devices>") -> None:
-        """Let web-0 have these devices."""
-        self.web.destroy()
-        xml = domain_xml().replace("</devices>", f"{devices}</devices>").replace("<devices>", cpu)
-        self.web = self.on("host-a").defineXML(xml)
-        self.web.create()
-
-    def carry_out(self, request: ImpactRequest, **more: Any) -> ImpactResult:
-        hosts = self.connections | {"test:///host-a": self.source, "test:///host-b": self.target}
-        return self.run_impact(request, connect=hosts.__getitem__, **more)
-
-    def fails_untouched(self, reason: str, request: ImpactRequest = DRAIN, **more: Any) -> bool:
-        """Whether the impact fails with this reason, finally, and the VM runs on as before."""
-        with pytest.raises(ImpactFailed) as failed:
-            self.carry_out(request, **more)
-        assert str(failed.value).endswith(reason)
-        assert failed.value.facts.get("is_final")
-        assert not {"shutdown", "destroy", "suspend", "create"} & {*self.source.calls}
-        assert (self.state(), self.names_on("host-b")) == (RUNNING, [])
-        return read(self.web) == Marker()
-
-
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> MoveWorld:
+    return MoveWorld(tmp_path)
 
 
-def test_vm_whose_disk_the_target_cannot_open_is_not_stopped(world: World) -> None:
+def test_vm_whose_disk_the_target_cannot_open_is_not_stopped(world: MoveWorld) -> None:
     world.give(FILE_DISK.format("/var/lib/libvirt/images/local.img"))
     world.target = Target(world.on("host-b"), blockInfo=refuse(libvirt.VIR_ERR_SYSTEM_ERROR))
 
     assert world.fails_untouched("host-b cannot run it: disk vdb: no")
 
 
-def test_target_that_cannot_tell_may_be_tried(world: World) -> None:
+def test_target_that_cannot_tell_may_be_tried(world: MoveWorld) -> None:
     """QEMU's driver cannot look at a disk on the network, for one."""
     world.give(FILE_DISK.format("/var/lib/libvirt/images/local.img"))
     world.target = Target(world.on("host-b"), blockInfo=refuse(libvirt.VIR_ERR_INTERNAL_ERROR))
@@ -132,14 +81,7 @@ def test_target_that_cannot_tell_may_be_tried(world: World) -> None:
     assert world.carry_out(DRAIN).host == "host-b"
 
 
-def break_down(handle: Any) -> None:
-    """The connection to the host is lost."""
-    error = refusal(libvirt.VIR_ERR_SYSTEM_ERROR)
-    error.err = (error.err[0], libvirt.VIR_FROM_RPC, *error.err[2:])
-    raise error
-
-
-def test_connection_that_breaks_is_not_an_obstacle(world: World) -> None:
+def test_connection_that_breaks_is_not_an_obstacle(world: MoveWorld) -> None:
     """It is a failed try, and the next one may succeed."""
     world.give(FILE_DISK.format("/var/lib/libvirt/images/local.img"))
     world.target = Target(world.on("host-b"), blockInfo=break_down)
@@ -150,13 +92,13 @@ def test_connection_that_breaks_is_not_an_obstacle(world: World) -> None:
     assert (world.state(), world.names_on("host-b")) == (RUNNING, [])
 
 
-def test_vm_without_its_storage_pool_on_the_target_is_not_stopped(world: World) -> None:
+def test_vm_without_its_storage_pool_on_the_target_is_not_stopped(world: MoveWorld) -> None:
     world.give(VOLUME_DISK)
 
     assert world.fails_untouched("no storage pool with matching name 'fast'")
 
 
-def test_vm_whose_storage_pool_on_the_target_is_stopped_is_not_stopped(world: World) -> None:
+def test_vm_whose_storage_pool_on_the_target_is_stopped_is_not_stopped(world: MoveWorld) -> None:
     world.give(VOLUME_DISK)
     world.on("host-b").storagePoolDefineXML(
         "<pool type='dir'><name>fast</name><target><path>/fast</path></target></pool>"
@@ -165,13 +107,13 @@ def test_vm_whose_storage_pool_on_the_target_is_stopped_is_not_stopped(world: Wo
     assert world.fails_untouched("disk vdb: storage pool 'fast' is not active")
 
 
-def test_vm_without_its_network_on_the_target_is_not_stopped(world: World) -> None:
+def test_vm_without_its_network_on_the_target_is_not_stopped(world: MoveWorld) -> None:
     world.give(OTHER_NETWORK)
 
     assert world.fails_untouched("no network with matching name 'lan'")
 
 
-def test_vm_whose_network_on_the_target_is_stopped_is_not_stopped(world: World) -> None:
+def test_vm_whose_network_on_the_target_is_stopped_is_not_stopped(world: MoveWorld) -> None:
     """libvirt would not start the VM there, and starts no network for it."""
     world.give(OTHER_NETWORK)
     world.on("host-b").networkDefineXML("<network><name>lan</name></network>")
@@ -179,7 +121,7 @@ def test_vm_whose_network_on_the_target_is_stopped_is_not_stopped(world: World) 
     assert world.fails_untouched("host-b cannot run it: network 'lan' is not active")
 
 
-def test_vm_without_its_secret_on_the_target_is_not_stopped(world: World) -> None:
+def test_vm_without_its_secret_on_the_target_is_not_stopped(world: MoveWorld) -> None:
     world.give(SECRET_DISK)
     no_secret = refuse(libvirt.VIR_ERR_NO_SECRET)
     world.target = Target(world.on("host-b"), secretLookupByUUIDString=no_secret)
@@ -187,14 +129,14 @@ def test_vm_without_its_secret_on_the_target_is_not_stopped(world: World) -> Non
     assert world.fails_untouched("host-b cannot run it: no")
 
 
-def test_vm_whose_cpu_the_target_does_not_have_is_not_stopped(world: World) -> None:
+def test_vm_whose_cpu_the_target_does_not_have_is_not_stopped(world: MoveWorld) -> None:
     world.give(cpu=CPU)
     world.target = Target(world.on("host-b"), compareHypervisorCPU=lambda handle: 0)
 
     assert world.fails_untouched("its CPU does not have all features of EPYC-Rome")
 
 
-def test_vm_whose_machine_the_target_does_not_have_is_not_stopped(world: World) -> None:
+def test_vm_whose_machine_the_target_does_not_have_is_not_stopped(world: MoveWorld) -> None:
     no_machine = refuse(libvirt.VIR_ERR_INVALID_ARG)
     world.target = Target(world.on("host-b"), getDomainCapabilities=no_machine)
 
@@ -205,7 +147,9 @@ def test_vm_whose_machine_the_target_does_not_have_is_not_stopped(world: World) 
     ("device", "name"),
     [(PCI_DEVICE, "PCI device 0000:3b:00.1"), (USB_DEVICE, "USB device 0529:0001")],
 )
-def test_vm_with_a_device_of_its_host_is_not_stopped(world: World, device: str, name: str) -> None:
+def test_vm_with_a_device_of_its_host_is_not_stopped(
+    world: MoveWorld, device: str, name: str
+) -> None:
     """A device of the same kind on the target is another device, with other data on it."""
     world.give(device)
 
@@ -234,7 +178,7 @@ def test_device_that_a_vm_can_run_without_is_no_tie(device: str) -> None:
 
 
 def test_migration_of_a_tied_vm_that_fails_for_another_reason_may_be_tried_again(
-    world: World,
+    world: MoveWorld,
 ) -> None:
     """A connection that breaks, say, tells nothing about the device."""
     world.give(PCI_DEVICE)
@@ -251,7 +195,9 @@ def test_migration_of_a_tied_vm_that_fails_for_another_reason_may_be_tried_again
     assert (world.state(), "shutdown" in world.source.calls) == (RUNNING, False)
 
 
-def test_vm_with_a_disk_on_a_local_file_system_is_not_stopped(world: World, tmp_path: Path) -> None:
+def test_vm_with_a_disk_on_a_local_file_system_is_not_stopped(
+    world: MoveWorld, tmp_path: Path
+) -> None:
     """The target may have a file of that name: an old copy, say. It is not this disk."""
     disk = tmp_path / "disk.img"
     disk.touch()
@@ -263,7 +209,7 @@ def test_vm_with_a_disk_on_a_local_file_system_is_not_stopped(world: World, tmp_
     )
 
 
-def test_vm_with_a_tpm_is_not_stopped_to_move(world: World) -> None:
+def test_vm_with_a_tpm_is_not_stopped_to_move(world: MoveWorld) -> None:
     """Undefining it here deletes the state of its TPM, and with that the keys of its disks."""
     world.give(TPM)
 
@@ -292,50 +238,12 @@ def test_drain_without_another_host_stops_nothing(tmp_path: Path) -> None:
     assert world.state() == RUNNING
 
 
-def test_vm_that_its_owner_starts_during_the_move_is_not_stopped(world: World) -> None:
-    """It was off, so it would have been left off on the other host."""
-    world.web.destroy()
-
-    def start_meanwhile(handle: Any) -> str:
-        world.web.create()
-        return "<domainCapabilities/>"
-
-    world.target = Target(world.on("host-b"), getDomainCapabilities=start_meanwhile)
-
-    with pytest.raises(ImpactFailed, match="the VM was started on host-a meanwhile") as failed:
-        world.carry_out(DRAIN)
-    assert not failed.value.facts.get("is_final")
-    assert (world.state(), world.names_on("host-b")) == (RUNNING, [])
-    assert not {"shutdown", "destroy"} & {*world.source.calls}
-
-
-def test_vm_that_its_owner_starts_after_it_was_stopped_is_not_started_twice(world: World) -> None:
-    def shut_down_and_start(handle: Any) -> None:
-        handle.shutdown()
-        states.append(handle)
-
-    def state(handle: Any) -> Any:
-        """Its owner starts it as soon as it is seen to be off."""
-        found = handle.state()
-        if found[0] == OFF and states:
-            states.pop()
-            world.web.create()
-        return found
-
-    states = list[Any]()
-    world.source = Host(world.on("host-a"), shutdown=shut_down_and_start, state=state)
-
-    with pytest.raises(ImpactFailed, match="the VM was started on host-a meanwhile"):
-        world.carry_out(DRAIN)
-    assert (world.state(), world.names_on("host-b")) == (RUNNING, [])
-
-
 @pytest.mark.parametrize("hosts", [("host-a", "host-b"), ("host-a", "host-b", "host-c")])
 def test_vm_whose_target_is_lost_while_it_shuts_down_is_started_elsewhere(
     tmp_path: Path, hosts: tuple[str, ...]
 ) -> None:
     """A guest may take minutes for that. The start was not sent, so it does not run there."""
-    world = World(tmp_path, hosts)
+    world = MoveWorld(tmp_path, hosts)
     lost = list[Any]()
 
     def shut_down(handle: Any) -> None:
@@ -357,69 +265,10 @@ def test_vm_whose_target_is_lost_while_it_shuts_down_is_started_elsewhere(
         assert world.state("host-c") == RUNNING
 
 
-# --- a cold move is tried once
-
-
-def test_event_stops_a_vm_once(world: World) -> None:
-    """No target starts it, so it is started at home, and stays there."""
-    world.target = Target(world.on("host-b"), create=refuse(libvirt.VIR_ERR_OPERATION_FAILED))
-
-    with pytest.raises(ImpactFailed, match="host-b failed: libvirt of host-b: no") as failed:
-        world.carry_out(DRAIN)
-
-    assert failed.value.facts["is_final"]
-    assert world.source.calls.count("shutdown") == 1
-    assert (world.state(), world.names_on("host-b")) == (RUNNING, [])
-    assert read(world.web) == Marker(given_up=guid(1))
-
-
-def test_next_try_after_a_lost_result_does_not_stop_the_vm_again(world: World) -> None:
-    """The daemon or the server died before it could record the failure."""
-    mark(world.web, "", "", "", guid(1))
-
-    with pytest.raises(ImpactFailed, match="it was stopped for this event before") as failed:
-        world.carry_out(DRAIN_AGAIN)
-    assert failed.value.facts["is_final"]
-    assert (world.state(), "shutdown" in world.source.calls) == (RUNNING, False)
-
-
-def test_vm_that_was_to_stay_and_is_off_is_started(world: World) -> None:
-    """The daemon died while it started the VM at home."""
-    mark(world.web, guid(1), "", "", guid(1))
-    world.web.destroy()
-
-    with pytest.raises(ImpactFailed, match="it was stopped for this event before"):
-        world.carry_out(DRAIN_AGAIN)
-    assert world.state() == RUNNING
-    assert read(world.web) == Marker(given_up=guid(1))
-
-
-def test_vm_that_could_not_be_started_at_home_is_started_there_by_the_next_try(
-    world: World,
-) -> None:
-    """The event has given up its move, so the next try does not begin it again."""
-    world.target = Target(world.on("host-b"), create=refuse(libvirt.VIR_ERR_OPERATION_FAILED))
-    world.source = Target(world.on("host-a"), create=refuse(libvirt.VIR_ERR_OPERATION_FAILED))
-    with pytest.raises(ImpactFailed, match="libvirt of host-a: no"):
-        world.carry_out(DRAIN)
-    assert world.state() == OFF
-
-    world.source, world.target = Host(world.on("host-a")), Target(world.on("host-b"))
-    with pytest.raises(ImpactFailed, match="it was stopped for this event before"):
-        world.carry_out(DRAIN_AGAIN)
-    assert (world.state(), world.names_on("host-b")) == (RUNNING, [])
-
-
-def test_another_event_may_stop_the_vm(world: World) -> None:
-    mark(world.web, "", "", "", guid(2))
-
-    assert world.carry_out(DRAIN).host == "host-b"
-
-
 # --- how a scope's VMs may be moved
 
 
-def test_live_only_vm_is_never_stopped(world: World) -> None:
+def test_live_only_vm_is_never_stopped(world: MoveWorld) -> None:
     request = order(EventType.REDEPLOY, method=RedeployMethod.LIVE_ONLY)
 
     assert world.fails_untouched(f"web-0 cannot leave host-a: {NOT_LIVE}", request)
@@ -434,7 +283,7 @@ def test_live_only_user_redeploy_without_another_host_stops_nothing(tmp_path: Pa
     assert world.state() == RUNNING
 
 
-def test_cold_move_does_not_try_to_migrate(world: World) -> None:
+def test_cold_move_does_not_try_to_migrate(world: MoveWorld) -> None:
     world.source = Host(world.on("host-a"), migrate3=lambda handle: handle)
 
     done = world.carry_out(order(EventType.REDEPLOY, method=RedeployMethod.COLD))
@@ -468,7 +317,7 @@ def test_all_targets_are_tried_live_before_the_vm_is_stopped(tmp_path: Path) -> 
 # --- a Freeze that is a live migration
 
 
-def test_freeze_for_a_live_migration_moves_the_vm(world: World) -> None:
+def test_freeze_for_a_live_migration_moves_the_vm(world: MoveWorld) -> None:
     world.source = Host(world.on("host-a"), migrate3=lambda handle: handle)
 
     done = world.carry_out(LIVE_MIGRATION)
@@ -477,7 +326,7 @@ def test_freeze_for_a_live_migration_moves_the_vm(world: World) -> None:
     assert not {"suspend", "shutdown"} & {*world.source.calls}
 
 
-def test_live_migration_that_is_not_possible_says_so(world: World) -> None:
+def test_live_migration_that_is_not_possible_says_so(world: MoveWorld) -> None:
     """It was announced as a Freeze, so the VM is neither stopped nor just suspended."""
     assert world.fails_untouched(f"web-0 cannot leave host-a: {NOT_LIVE}", LIVE_MIGRATION)
 
@@ -490,7 +339,7 @@ def test_live_migration_without_another_host_says_so(tmp_path: Path) -> None:
     assert world.state() == RUNNING
 
 
-def test_host_without_a_uri_for_the_targets_names_them(world: World) -> None:
+def test_host_without_a_uri_for_the_targets_names_them(world: MoveWorld) -> None:
     request = order(EventType.REDEPLOY, targets=("host-y", "host-z"))
 
     with pytest.raises(ImpactFailed, match="it has no libvirt_uri for host-y, host-z"):

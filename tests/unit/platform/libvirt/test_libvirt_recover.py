@@ -13,6 +13,7 @@ import pytest
 
 from forewarn.core.event import Cause, EventType
 from forewarn.errors import ImpactFailed
+from forewarn.platform.base import ImpactRequest
 from forewarn.platform.libvirt.marker import mark, read, suspend
 from tests.builders import guid
 from tests.unit.platform.libvirt.libvirt_world import (
@@ -75,6 +76,53 @@ def test_suspended_vm_is_resumed(world: LibvirtWorld) -> None:
     assert world.state() == RUNNING
     assert begun(world) == []
     assert recover(world) == "nothing was left to do"
+
+
+@pytest.mark.parametrize(
+    ("what", "first"),
+    [
+        (order(EventType.REBOOT), "reboot"),
+        (order(EventType.FREEZE), "suspend"),
+        (order(EventType.REDEPLOY, Cause.FAILED), "migrate3"),
+        (order(EventType.PREEMPT), "shutdown"),
+    ],
+    ids=lambda each: getattr(each, "type", each),
+)
+def test_vm_that_another_event_left_suspended_is_resumed_before_the_next_one_acts(
+    world: LibvirtWorld, what: ImpactRequest, first: str
+) -> None:
+    """Failed hardware and evictions do not wait for the next try of an event that has failed."""
+    world.hosts = ["host-a", "host-b"]
+    suspend(world.web, guid(2))
+    acted = list[int]()
+
+    def act(handle: Any) -> None:
+        acted.append(handle.state()[0])
+        raise KeyboardInterrupt
+
+    home = world.on("host-a")
+    host = Host(home, **{"setTime": lambda handle: 0, first: act})
+    with pytest.raises(KeyboardInterrupt):
+        world.run_impact(
+            what, connect=lambda uri: host if world.connect(uri) is home else world.connect(uri)
+        )
+
+    assert acted == [RUNNING]
+    assert host.calls.index("resume") < host.calls.index("setTime") < host.calls.index(first)
+
+
+@pytest.mark.parametrize("marker", [(guid(2),), (guid(2), "host-a", "host-b")])
+def test_vm_that_its_owner_suspended_stays_so_whatever_an_earlier_event_has_left(
+    world: LibvirtWorld, marker: tuple[str, ...]
+) -> None:
+    """A failed Reboot, say: it suspends nothing."""
+    mark(world.web, *marker)
+    world.web.suspend()
+
+    done = world.run_impact(order(EventType.FREEZE))
+
+    assert done.detail == "the VM was already suspended and stays suspended"
+    assert world.state() == PAUSED
 
 
 def test_clock_of_a_resumed_vm_is_set(world: LibvirtWorld) -> None:

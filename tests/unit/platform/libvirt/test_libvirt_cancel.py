@@ -1,0 +1,204 @@
+"""A canceled call of the libvirt platform ends when libvirt has done what it was asked for.
+
+A thread cannot be canceled. If the call ended before, the next one, of this server or of another
+one, would act on the VM at the same time.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import libvirt
+import pytest
+
+from forewarn.core.event import EventType
+from forewarn.errors import ImpactFailed
+from forewarn.platform.base import ImpactRequest
+from tests.builders import guid
+from tests.unit.platform.libvirt.libvirt_world import (
+    DRAIN,
+    LIVE_MIGRATION,
+    PAUSED,
+    RUNNING,
+    Host,
+    LibvirtWorld,
+    order,
+    refusal,
+)
+
+REBOOT, PREEMPT = order(EventType.REBOOT), order(EventType.PREEMPT)
+WAIT_SECONDS_MAX = 30
+THREADS_MAX = 4
+"""How many calls to a host run at a time."""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> LibvirtWorld:
+    return LibvirtWorld(tmp_path)
+
+
+class SlowVerb:
+    """Stands in for a verb of a domain, and takes its time."""
+
+    def __init__(self, verb: Callable[[Any], Any]) -> None:
+        self._verb = verb
+        self.asked, self.go = threading.Event(), threading.Event()
+        self.has_ended = False
+
+    def __call__(self, handle: Any) -> Any:
+        self.asked.set()
+        assert self.go.wait(WAIT_SECONDS_MAX)
+        self.has_ended = True
+        return self._verb(handle)
+
+
+def unable(handle: Any) -> None:
+    raise refusal(libvirt.VIR_ERR_AGENT_UNRESPONSIVE)
+
+
+def start(world: LibvirtWorld, host: Host, what: ImpactRequest) -> asyncio.Task[Any]:
+    home = world.on("host-a")
+    platform = world.platform(
+        lambda uri: host if world.connect(uri) is home else world.connect(uri)
+    )
+    return asyncio.create_task(platform.run_impact(what))
+
+
+async def cancel(call: asyncio.Task[Any], slow: SlowVerb) -> None:
+    """Cancel a call while libvirt is busy."""
+    await asyncio.to_thread(slow.asked.wait, WAIT_SECONDS_MAX)
+    call.cancel()
+    await asyncio.wait((call,), timeout=0.05)
+
+
+@pytest.mark.parametrize(
+    ("what", "verb"),
+    [
+        (REBOOT, "setMetadata"),
+        (REBOOT, "reset"),
+        (PREEMPT, "shutdown"),
+        (PREEMPT, "destroy"),
+        (order(EventType.TERMINATE), "undefineFlags"),
+    ],
+)
+def test_canceled_call_ends_with_what_libvirt_does(
+    world: LibvirtWorld, what: ImpactRequest, verb: str
+) -> None:
+    async def test() -> None:
+        slow = SlowVerb(lambda handle: None)
+        ways: dict[str, Callable[[Any], Any]] = {"reboot": unable, "shutdown": unable, verb: slow}
+        call = start(world, Host(world.on("host-a"), **ways), what)
+        await cancel(call, slow)
+        assert not call.done()
+
+        slow.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert slow.has_ended
+
+    asyncio.run(asyncio.wait_for(test(), WAIT_SECONDS_MAX))
+
+
+def test_canceled_migration_is_aborted_and_ends_then(world: LibvirtWorld) -> None:
+    """libvirt takes a while to abort one, and may complete it instead."""
+
+    async def test() -> None:
+        aborted = threading.Event()
+
+        def end(handle: Any) -> None:
+            raise refusal(libvirt.VIR_ERR_OPERATION_ABORTED)
+
+        slow = SlowVerb(end)
+        host = Host(world.on("host-a"), migrate3=slow, abortJob=lambda handle: aborted.set())
+        call = start(world, host, LIVE_MIGRATION)
+        await cancel(call, slow)
+        assert await asyncio.to_thread(aborted.wait, WAIT_SECONDS_MAX)
+        assert not call.done()
+
+        slow.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(asyncio.wait_for(test(), WAIT_SECONDS_MAX))
+    assert world.state() == RUNNING
+
+
+def test_canceled_move_leaves_no_definition_on_its_target(world: LibvirtWorld) -> None:
+    """It is removed before the call ends: the next try defines the VM there again."""
+
+    async def test() -> None:
+        slow = SlowVerb(unable)
+        world.connections["test:///host-b"] = SlowCapabilities(world.on("host-b"), slow)
+        call = start(world, Host(world.on("host-a")), DRAIN)
+        await asyncio.to_thread(slow.asked.wait, WAIT_SECONDS_MAX)
+        assert world.names_on("host-b") == ["web-0"]
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert world.names_on("host-b") == []
+        slow.go.set()
+
+    asyncio.run(asyncio.wait_for(test(), WAIT_SECONDS_MAX))
+    assert world.state() == RUNNING
+
+
+@pytest.mark.parametrize("how", ["cancel", "limit"])
+def test_freeze_that_got_no_thread_leaves_the_vm_alone(world: LibvirtWorld, how: str) -> None:
+    """It has suspended nothing. Its owner may have, and the VM stays so."""
+    slow = SlowVerb(lambda handle: None)
+
+    async def test() -> None:
+        host = Host(world.on("host-a"))
+        platform = world.platform(
+            lambda uri: host, call_seconds_max=0.2 if how == "limit" else WAIT_SECONDS_MAX
+        )
+        (domain,) = await platform.targets.find(order(EventType.FREEZE))
+        calls = [asyncio.create_task(domain.do(slow)) for _ in range(THREADS_MAX)]
+        await asyncio.sleep(0)
+        call = asyncio.create_task(platform._suspend(guid(1), domain, timedelta(seconds=9)))
+        await asyncio.to_thread(slow.asked.wait, WAIT_SECONDS_MAX)
+        world.web.suspend()
+        if how == "cancel":
+            call.cancel()
+        (ended,) = await asyncio.gather(call, return_exceptions=True)
+        assert isinstance(ended, ImpactFailed if how == "limit" else asyncio.CancelledError)
+        slow.go.set()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert "setMetadata" not in host.calls
+
+    others = {*threading.enumerate()}
+    asyncio.run(asyncio.wait_for(test(), WAIT_SECONDS_MAX))
+    names = {thread.name for thread in {*threading.enumerate()} - others}
+    assert "last-call-wait" not in names, "it would be resumed later"
+    assert world.state() == PAUSED
+
+
+class SlowCapabilities:
+    """A connection that takes its time to say what it can run."""
+
+    def __init__(self, connection: Any, slow: SlowVerb) -> None:
+        self._connection, self._slow = connection, slow
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def getDomainCapabilities(self, *arguments: Any) -> Any:
+        return self._slow(None)
+
+
+def test_hanging_guest_agent_does_not_delay_the_next_impact(world: LibvirtWorld) -> None:
+    """A question changes nothing: nothing has to wait for its answer."""
+
+    async def test() -> None:
+        slow = SlowVerb(lambda handle: {})
+        host = Host(world.on("host-a"), getTime=slow)
+        platform = world.platform(lambda uri: host)
+        call = asyncio.create_task(platform.wait_until_back(REBOOT))
+        await cancel(call, slow)
+        assert call.done()
+        slow.go.set()
+
+    asyncio.run(asyncio.wait_for(test(), WAIT_SECONDS_MAX))
