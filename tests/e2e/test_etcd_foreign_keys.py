@@ -17,8 +17,13 @@ from forewarn.engine.clock import RealClock
 from forewarn.errors import StoreUnusable
 from forewarn.log import facts_of
 from forewarn.store.base import Record, Write
-from forewarn.store.etcd import EtcdStore
-from forewarn.store.etcd_layout import FOREIGN_LOGGED_MAX, transaction
+from forewarn.store.etcd import SEGMENT_VALUES, EtcdStore
+from forewarn.store.etcd_layout import (
+    FOREIGN_LOGGED_MAX,
+    SEGMENTS_SKIPPED_MAX,
+    span,
+    transaction,
+)
 from forewarn.store.open import open_store
 from forewarn.web.control.app import make_app
 from forewarn.web.service import build_service
@@ -35,6 +40,17 @@ class Prefix:
     def __init__(self, name: str, store: EtcdStore) -> None:
         self._name = name
         self.store = store
+
+    @property
+    def url(self) -> str:
+        return shared_etcd().url(self._name)
+
+    async def names(self, folder: str) -> list[str]:
+        """The keys that start with this."""
+        first, end = span(self._key(folder))
+        request = rpc.RangeRequest(key=first, range_end=end, keys_only=True)
+        found = (await self.store._client.read(request)).kvs
+        return [each.key.decode().removeprefix(f"{self._name}/") for each in found]
 
     async def put(self, key: str | bytes, value: bytes = b"") -> None:
         request = rpc.PutRequest(key=self._key(key), value=value)
@@ -142,18 +158,61 @@ def test_other_foreign_keys_change_nothing(key: str | bytes, value: bytes) -> No
     with_prefix(test)
 
 
-@pytest.mark.parametrize("name", ["9999999999", "5xyz", "00000000025"])
-def test_segment_that_none_can_follow_is_not_ready_with_the_reason(name: str) -> None:
+def test_trimming_leaves_foreign_keys_alone() -> None:
+    """Also those between the segments that it deletes."""
+
+    async def test(prefix: Prefix) -> None:
+        store, foreign = prefix.store, ("segment/", "segment/00000000015", "segment/abc")
+        values = (store.commit([], entries=b"[]") for _ in range(SEGMENT_VALUES))
+        last = max(await asyncio.gather(*values))
+        for name in foreign:
+            await prefix.put(name)
+        for _ in range(2):
+            last = await store.commit([], entries=b"[]")
+        assert await prefix.names("segment/") == [
+            "segment/",
+            "segment/0000000001",
+            "segment/00000000015",
+            "segment/0000000002",
+            "segment/abc",
+        ]
+        while await store.trim(last):
+            pass
+        assert await prefix.names("segment/") == [*foreign[:2], "segment/0000000002", foreign[2]]
+        assert [each.position for each in await store.history()] == [last]
+
+    with_prefix(test)
+
+
+def test_foreign_keys_are_not_commits_that_a_limit_counts() -> None:
+    async def test(prefix: Prefix) -> None:
+        store = prefix.store
+        first = await store.commit([], entries=b"[]")
+        await store.commit([], entries=b"[]")
+        for _ in range(5):
+            await prefix.put("segment/00000000015")
+        assert await store.first_of_newest(2) <= first
+
+    with_prefix(test)
+
+
+AHEAD = ["0000500000", "9999999998", "9999999999", "5xyz", "00000000025"]
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_segment_far_ahead_is_not_ready_with_the_reason_until_it_is_deleted(name: str) -> None:
     """Nothing can be committed: a load balancer should know, and an operator what to delete."""
 
     async def test(prefix: Prefix) -> None:
-        service = build_service(prefix.store, RealClock(), Timing(), lambda: "ID")
+        store = prefix.store
+        service = build_service(store, RealClock(), Timing(), lambda: "ID")
         engine = service.engine
         await engine.load()
         following = asyncio.create_task(engine.follow())
         client = make_client(make_app(service))
         while (await client.get("/readyz")).status_code != 200:
             await asyncio.sleep(0.05)
+        first = await store.commit([Write("scope/web/", b"1", 0)], entries=b"[]")
         await prefix.put(f"segment/{name}")
         while (await client.get("/readyz")).status_code == 200:
             await asyncio.sleep(0.05)
@@ -161,12 +220,61 @@ def test_segment_that_none_can_follow_is_not_ready_with_the_reason(name: str) ->
         assert f"segment/{name}" in message
         assert "delete it" in message
         with pytest.raises(StoreUnusable, match="delete it"):
-            await prefix.store.commit([Write("scope/web/", b"1", 0)])
+            await store.commit([Write("scope/web/", b"2", first)], entries=b"[1]")
 
         await prefix.delete(f"segment/{name}")
         while (await client.get("/readyz")).status_code != 200:
             await asyncio.sleep(0.05)
         following.cancel()
-        await prefix.store.commit([Write("scope/web/", b"1", 0)])
+        second = await store.commit([Write("scope/web/", b"2", first)], entries=b"[1]")
+        history = await store.history()
+        assert [(each.position, each.value) for each in history] == [
+            (first, b"[]"),
+            (second, b"[1]"),
+        ]
+
+    with_prefix(test)
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_server_that_starts_does_not_use_a_segment_far_ahead(name: str) -> None:
+    """Else its history would go there, and be deleted with the key."""
+
+    async def test(prefix: Prefix) -> None:
+        await prefix.store.commit([Write("scope/web/", b"1", 0)], entries=b"[]")
+        await prefix.put(f"segment/{name}")
+        other = await open_store(prefix.url)
+        try:
+            with pytest.raises(StoreUnusable, match=f"segment/{name}.*delete it"):
+                await other.load()
+            with pytest.raises(StoreUnusable, match="delete it"):
+                await other.commit([], entries=b"[1]")
+            await prefix.delete(f"segment/{name}")
+            assert len((await other.load()).records) == 1
+            await other.commit([], entries=b"[1]")
+            assert [each.value for each in await other.history()] == [b"[]", b"[1]"]
+        finally:
+            await other.close()
+
+    with_prefix(test)
+
+
+def test_server_follows_segments_that_began_and_were_trimmed_while_it_was_away() -> None:
+    async def test(prefix: Prefix) -> None:
+        store = prefix.store
+        other = await open_store(prefix.url)
+        try:
+            await other.load()
+            for number in range(2, 2 + 3 * SEGMENTS_SKIPPED_MAX):  # as if each were full
+                await store.commit([], entries=b"[]")
+                store._enter(number)
+            last = await store.commit([], entries=b"[1]")
+            while await store.trim(last):
+                pass
+            assert [each.value for each in await other.history()] == [b"[1]"]
+            await other.commit([], entries=b"[2]")
+            assert [each.value for each in await store.history()] == [b"[1]", b"[2]"]
+        finally:
+            await other.close()
 
     with_prefix(test)

@@ -115,11 +115,11 @@ class Lease:
     States:  HELD -> LOST, by release, by deletion of the record, or because no renewal succeeded
     for two thirds of the ttl. It is never held again: acquire a new one.
 
-    The store renews it every third of the ttl, without a new revision. The holder begins to stop at
-    two thirds, and another process can acquire the lease after the full ttl. What takes longer to
-    stop than the last third needs a wait of its own: see `takeover_delay` of the engine. A
-    commit that must not happen without the lease carries `RevisionCheck(lease.key,
-    lease.revision)`.
+    The store renews it every third of the ttl, without a new revision; if that fails, it tries
+    again after a second or less, while the lease is held. The holder begins to stop at two thirds,
+    and another process can acquire the lease after the full ttl. What takes longer to stop than the
+    last third needs a wait of its own: see `takeover_delay` of the engine. A commit that must not
+    happen without the lease carries `RevisionCheck(lease.key, lease.revision)`.
     """
 
     name: str
@@ -137,13 +137,17 @@ class Lease:
         self.renew(self.monotonic())
 
     def is_held(self) -> bool:
-        return not self._ended.is_set() and self.monotonic() < self._held_until
+        return not self._ended.is_set() and self.seconds_left() > 0
+
+    def seconds_left(self) -> float:
+        """For how long it is held if it is not renewed."""
+        return self._held_until - self.monotonic()
 
     async def lost(self) -> None:
         """Wait until the lease is no longer held."""
         while self.is_held():
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(self._held_until - self.monotonic(), 3600)):
+                async with asyncio.timeout(min(self.seconds_left(), 3600)):
                     await self._ended.wait()
 
     async def release(self) -> None:

@@ -159,18 +159,22 @@ class EtcdStore(LeaseKeeper):
         newest = await self._values(0, POSITION_MAX, 1, newest_first=True, keys_only=True)
         before = min([before, *(each.mod_revision for each in newest)])
         keys = [each.key for each in await self._values(0, before, limit, keys_only=True)]
+        await self._delete(keys)
+        if keys:  # the segments before the last deleted value are empty now
+            first, end = self._layout.segments_before(keys[-1])
+            older = rpc.RangeRequest(key=first, range_end=end, keys_only=True)
+            found = (await self._client.read(older)).kvs
+            await self._delete([each.key for each in found if self._layout.has_number(each.key)])
+        return len(keys)
+
+    async def _delete(self, keys: Sequence[bytes]) -> None:
         for start in range(0, len(keys), TRIM_OPERATIONS):
             batch = keys[start : start + TRIM_OPERATIONS]
             await self._client.write(transaction(rpc.DeleteRangeRequest(key=key) for key in batch))
-        if keys:  # the segments before the last deleted value are empty now
-            first, last = self._key("segment", ""), self._layout.segment_of_value(keys[-1])
-            empty = rpc.DeleteRangeRequest(key=first, range_end=self._key("segment", last))
-            await self._client.write(transaction([empty]))
-        return len(keys)
 
     async def first_of_newest(self, commits: int) -> int:
         _, found = await self._read(self._newest(FIRST_SEGMENT))
-        for segment in reversed(found.kvs):
+        for segment in reversed(self._layout.chain(found.kvs, self._segment).values()):
             commits -= segment.version
             if commits <= 0:
                 return int(segment.create_revision)
@@ -216,15 +220,9 @@ class EtcdStore(LeaseKeeper):
 
     def _revision(self, segments: Any) -> int:
         """The revision of the store: that of its last commit, and not of other uses of etcd."""
-        known = self._numbered(segments)
+        known = self._layout.chain(segments.kvs, self._segment)
         self._enter(max(known, default=0))
-        self._layout.check_last((each.key for each in segments.kvs), self._segment)
         return max((int(each.mod_revision) for each in known.values()), default=0)
-
-    def _numbered(self, segments: Any) -> dict[int, Any]:
-        """Segments by their numbers, in order, without keys that are none."""
-        numbered = ((self._layout.segment_number(each.key), each) for each in segments.kvs)
-        return {number: each for number, each in numbered if number is not None}
 
     def _enter(self, segment: int) -> None:
         if segment > self._segment:
@@ -249,15 +247,15 @@ class EtcdStore(LeaseKeeper):
         if entries is not None:
             key = self._key("history", f"{newest}/{uuid4().hex}")
             changes.append(rpc.PutRequest(key=key, value=entries))
-        later = self._newest(self._segment + 1)
         keys = [self._key("record", each.key) for each in compared]
         are_unchanged = [
             rpc.Compare(target=rpc.Compare.MOD, key=key, mod_revision=each.revision)
             for key, each in zip(keys, compared, strict=True)
         ]
         reads = (rpc.RangeRequest(key=key, keys_only=True) for key in keys)
-        is_last = is_absent(later.key, later.range_end)
-        return transaction(changes, compares=[is_last, *are_unchanged], otherwise=[later, *reads])
+        is_last = is_absent(*self._layout.segments(self._segment + 1))
+        otherwise = [self._newest(), *reads]
+        return transaction(changes, compares=[is_last, *are_unchanged], otherwise=otherwise)
 
     async def _values(
         self,
@@ -302,7 +300,7 @@ class EtcdStore(LeaseKeeper):
         for first in (None, 0):
             _, found = await self._read(self._newest(first))
             self._revision(found)
-            known = self._numbered(found)
+            known = self._layout.chain(found.kvs, self._segment)
             created = [int(each.create_revision) for each in known.values()]
             if created and created[0] <= after:
                 break

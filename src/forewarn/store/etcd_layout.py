@@ -24,15 +24,18 @@ from forewarn.store.etcd_client import EtcdClient
 
 LAYOUT = b"1"
 FIRST_SEGMENT = 1
-SEGMENT_MAX = 9_999_999_998
-"""The key of the next but one would sort before all others."""
+SEGMENTS_SKIPPED_MAX = 10
+"""Numbers between a segment and the next: none, unless a person has deleted some."""
 SEGMENT = re.compile(rb"[0-9]{10}")
 FOREIGN_LOGGED_MAX = 20
 """How many keys that Forewarn did not write are named in the log."""
 
 
 class Layout:
-    """The keys below a prefix. Keys there that Forewarn did not write are ignored and logged."""
+    """The keys below a prefix. Keys there that Forewarn did not write are ignored and logged.
+
+    A key that is named as one of Forewarn's is trimmed with the history.
+    """
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -53,29 +56,41 @@ class Layout:
         """The span of the segments from this one on. A name without a digit is not among them."""
         return self.key("segment", f"{first:010}"), self.key("segment", ":")
 
-    def segment_number(self, key: bytes) -> int | None:
-        """The number of a segment; None if no segment of Forewarn has such a key."""
-        name = key[len(self.key("segment", "")) :]
-        if SEGMENT.fullmatch(name) and int(name) <= SEGMENT_MAX:
-            return int(name)
-        self._ignore(key)
-        return None
+    def chain(self, found: Sequence[Any], present: int) -> dict[int, Any]:
+        """The segments among these keys, by their numbers, in order.
 
-    def check_last(self, keys: Iterable[bytes], newest: int) -> None:
-        """StoreUnusable if a key sorts after the newest segment that is none.
-
-        Every commit compares that there is no later segment, so none would succeed.
+        They were created one after the other, each with about the next number. Nothing else is a
+        segment, even if its name is a number: not one below an older segment, nor one far ahead.
+        StoreUnusable if such a key sorts after the newest segment, or after the present one, which
+        may not have begun: every commit compares that there is no later one, so none would succeed.
         """
-        for key in keys:
-            if key >= self.segments(newest + 1)[0]:
+        chain, newest = dict[int, Any](), 0
+        for each in sorted(found, key=lambda each: int(each.create_revision)):
+            number = int(self._segment_name(each.key)) if self.has_number(each.key) else 0
+            if number and (not chain or newest < number <= newest + SEGMENTS_SKIPPED_MAX):
+                chain[number], newest = each, number
+        later, _ = self.segments(max(newest, present) + 1)
+        members = {each.key for each in chain.values()}
+        for key in (each.key for each in found if each.key not in members):
+            if key >= later:
                 raise StoreUnusable(
                     f"etcd has the key {key!r}, which Forewarn did not write, and nothing can be"
                     " committed while it exists: delete it"
                 )
+            self._ignore(key)
+        return chain
 
-    def segment_of_value(self, key: bytes) -> str:
-        """The name of the segment that a history value is in."""
-        return key[len(self.key("history", "")) :].partition(b"/")[0].decode()
+    def has_number(self, key: bytes) -> bool:
+        """Whether a key is named as segments are."""
+        return SEGMENT.fullmatch(self._segment_name(key)) is not None
+
+    def _segment_name(self, key: bytes) -> bytes:
+        return key[len(self.key("segment", "")) :]
+
+    def segments_before(self, value_key: bytes) -> tuple[bytes, bytes]:
+        """The span of the segments before the one that a history value is in."""
+        name = value_key[len(self.key("history", "")) :].partition(b"/")[0].decode()
+        return self.segments(0)[0], self.key("segment", name)
 
     def _ignore(self, key: bytes) -> None:
         if key not in self._foreign and len(self._foreign) < FOREIGN_LOGGED_MAX:

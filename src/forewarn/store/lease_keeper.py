@@ -8,11 +8,18 @@ from contextlib import suppress
 
 from forewarn.errors import Conflict, Unavailable
 from forewarn.log import log
-from forewarn.store.base import Lease, Write
+from forewarn.store.base import HELD_SHARE, Lease, Write
+
+RENEWAL_SHARE = 1 / 3
+"""The share of its ttl after which a lease is renewed."""
+RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.1, 1.0
 
 
 class LeaseKeeper(ABC):
-    """A store whose leases are renewed every third of their ttl, by a task of its own."""
+    """A store whose leases are renewed every third of their ttl, by a task of its own.
+
+    A renewal that failed is tried again until the lease is lost.
+    """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -44,15 +51,16 @@ class LeaseKeeper(ABC):
         with suppress(Unavailable):  # the next renewal may succeed, until the lease is lost
             renewed = await self._renew(leases, now)
             for lease in leases:
-                if lease in renewed:
-                    lease.renew(now)
-                else:
+                if lease not in renewed:
                     lease.end()
+                elif lease.is_held():  # else its holder has begun to stop
+                    lease.renew(now)
         self._leases = {lease for lease in self._leases if lease.is_held()}
 
     async def _renew_forever(self) -> None:
         while True:  # ends when cancelled
-            await asyncio.sleep(min((lease.ttl_seconds for lease in self._leases), default=3) / 3)
+            held = (lease for lease in self._leases if lease.is_held())
+            await asyncio.sleep(min(map(_pause_seconds, held), default=RETRY_SECONDS_MAX))
             try:
                 await self.renew_leases()
             except Exception:  # else every lease from now on would be lost, silently
@@ -69,3 +77,12 @@ class LeaseKeeper(ABC):
             self._renewing = None
         releases = (lease.release() for lease in list(self._leases))
         await asyncio.gather(*releases, return_exceptions=True)  # else they end by time
+
+
+def _pause_seconds(lease: Lease) -> float:
+    """Until the lease is renewed. If that is overdue, it has failed, or was slow."""
+    left = lease.seconds_left()
+    due_in = left - lease.ttl_seconds * (HELD_SHARE - RENEWAL_SHARE)
+    if due_in > 0:
+        return due_in
+    return max(RETRY_SECONDS_MIN, min(left / 2, RETRY_SECONDS_MAX))
