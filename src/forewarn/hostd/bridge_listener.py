@@ -1,6 +1,7 @@
 """The relay on one bridge: its addresses, its nftables table, and why it cannot serve, if so."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,14 @@ from forewarn.engine.clock import wait_for_first
 from forewarn.errors import Error
 from forewarn.hostd.bridge_table import BridgeTable, find_ports
 from forewarn.hostd.netlink import add_address
-from forewarn.hostd.ports import BridgePorts, check_bridge, interface_index, listen, open_bridge
+from forewarn.hostd.ports import (
+    BridgePorts,
+    check_bridge,
+    interface_index,
+    is_plugged,
+    listen,
+    open_bridge,
+)
 from forewarn.hostd.relay import Relay, RelayPolicy
 from forewarn.log import log
 from forewarn.option_kind import Address
@@ -36,18 +44,20 @@ class BridgeListener:
 
     A bridge may be made later, or deleted and made again with libvirt's network, may get IPv6 at
     any time, and may get a port that makes it unsafe. `follow` notices that. `vms` has the id of
-    the VM at each port, by its index.
+    the VM at each port, by its index. `on_ports` is called when a port has come or gone.
     """
 
     relay: Relay
     bridge: str
     address: Address
     vms: dict[int, str]
+    on_ports: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._ports: BridgePorts | None = None
         self._listeners: dict[Address, Listener] = {}
         self._woken = asyncio.Event()
+        self._plugged: frozenset[int] | None = None  # the interfaces that are ports of the bridge
         self._table = BridgeTable(self.bridge, (self.address.host, ADDRESS_V6))
 
     @property
@@ -80,20 +90,46 @@ class BridgeListener:
         self._woken.clear()
         if self._ports:
             self._ports.links_changed.clear()
+        self._look_at_ports()
+        unconfirmed = self.relay.unconfirmed
+        try:
+            ports = await self._serve()
+        except (Error, OSError) as error:
+            reason = str(error) or type(error).__name__
+            unconfirmed.set_bridge(self.bridge, reason, self._count_vms())
+            return [BridgeProblem("guests are not served", reason)]
+        unconfirmed.set_bridge(self.bridge, "")
+        problems = [await self._listen_v6(ports), await self._keep_table()]
+        return [problem for problem in problems if problem]
+
+    def _look_at_ports(self) -> None:
+        """When the bridge is deleted, its ports stay, without a bridge, and so do its VMs."""
+        known = self._plugged
+        try:
+            plugged = frozenset[int]().union(*find_ports(self.bridge, self.vms))
+        except OSError:
+            plugged = frozenset(each for each in known or () if not is_plugged(each))
+        self._plugged = plugged
+        if known is not None and known != plugged:
+            self.on_ports()
+
+    def _count_vms(self) -> int:
+        """The VMs that are plugged into the bridge, or were until it was deleted."""
+        plugged = self._plugged or frozenset()
+        return len({self.vms[each] for each in plugged if each in self.vms})
+
+    async def _serve(self) -> BridgePorts:
+        """Listen on IPv4; an Error or OSError if that is not possible."""
         try:
             check_bridge(self.bridge)
-        except (Error, OSError) as error:
+        except (Error, OSError):
             await self.stop()
-            return [BridgeProblem("guests are not served", str(error))]
+            raise
         if self._ports and self._ports.index != interface_index(self.bridge):
             await self.stop()
-        try:
-            self._ports = self._ports or open_bridge(self.bridge, self.vms)
-            await self._listen(self._ports, self.address)
-        except (Error, OSError) as error:
-            return [BridgeProblem("guests are not served", str(error))]
-        problems = [await self._listen_v6(self._ports), await self._keep_table()]
-        return [problem for problem in problems if problem]
+        self._ports = self._ports or open_bridge(self.bridge, self.vms)
+        await self._listen(self._ports, self.address)
+        return self._ports
 
     async def _listen_v6(self, ports: BridgePorts) -> BridgeProblem | None:
         """libvirt's networks are often without IPv6."""

@@ -2,7 +2,7 @@
 
 On a LAN, the bridge of every host with a daemon has the relay's addresses. A guest that was
 migrated goes on sending to the MAC of the host that it has left, or of that host's router, until
-its own neighbour table forgets it, which may take minutes. So the daemon keeps a table:
+its own neighbor table forgets it, which may take minutes. So the daemon keeps a table:
 
 - What comes from a guest's port for the relay goes to this bridge, whatever MAC it is sent to. A
   connection to the old host that the guest still has open is reset: this host does not know it.
@@ -241,5 +241,5 @@ def _claims(address: IPv4Address | IPv6Address) -> list[str]:
 
 
 def _target(address: IPv6Address) -> str:
-    """The target of a neighbour message; nft has no name for it before 1.0.9."""
+    """The target of a neighbor message; nft has no name for it before 1.0.9."""
     return f"@th,64,128 {int(address):#x}"

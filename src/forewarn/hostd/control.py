@@ -24,7 +24,7 @@ from forewarn.hostd.upstream import Request, ServerLost, Upstream
 from forewarn.hostd.worker import ImpactRunner
 from forewarn.log import log
 from forewarn.platform.base import ImpactRequest
-from forewarn.platform.remote import HostReport, Work, WorkRequest
+from forewarn.platform.remote import UNDECODABLE, HostReport, Work, WorkRequest
 
 OK, SERVER_ERROR, TOO_MANY_REQUESTS, REJECTED = 200, 500, 429, (401, 403)
 REPORT_EVERY_SECONDS = 1.0
@@ -107,7 +107,7 @@ class ControlLoop:
         )
         self._news = asyncio.Event()
         inventory.on_change, runner.on_change = self._news.set, self._on_result
-        self._unconfirmed.on_end = self._news.set
+        self._unconfirmed.on_change = self._news.set
         self._reported: Report | None = None
         self._reported_at = -REPORT_AGAIN_SECONDS
         self._server = ""
@@ -167,7 +167,7 @@ class ControlLoop:
         sent = None
         if report is not None:
             age_seconds = asyncio.get_running_loop().time() - self._inventory.listed_at
-            vms = msgspec.to_builtins(report.vms)
+            vms = [msgspec.Raw(msgspec.json.encode(vm)) for vm in report.vms]
             sent = HostReport(vms, report.memory_bytes, max(age_seconds, 0.0))
         is_held = report is None and self._server != "" and not self._unconfirmed.has_ended
         request = self._make_request(inventory=sent, wait=is_held)
@@ -197,6 +197,7 @@ class ControlLoop:
             refusals=dict(refusals.counts),
             refused=refusals.lasting(),
             problem=self._inventory.problem,
+            unserved=self._unconfirmed.list_bridges(),
             unconfirmed_seconds=self._unconfirmed.seconds,
             **fields,
         )
@@ -215,7 +216,7 @@ class ControlLoop:
                 self._on_response(request)
                 return work
             refusal = msgspec.json.decode(response.body, type=Refusal)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             problem = f"status {status} and not what was expected: {error}"
             raise ServerLost(f"{url} answered with {problem}") from error
         message = f"{url}: {refusal.message} (status {status})"

@@ -14,7 +14,7 @@ from forewarn.engine.clock import RealClock
 from forewarn.errors import Unavailable
 from forewarn.hostd.bridge_listener import BridgeListener
 from forewarn.hostd.control import ControlLoop
-from forewarn.hostd.disk_lock import find_missing_lock
+from forewarn.hostd.disk_lock import check_disk_lock
 from forewarn.hostd.inventory import CommandSource, Inventory, Source
 from forewarn.hostd.moves import Moves
 from forewarn.hostd.refusals import Refusals
@@ -23,7 +23,6 @@ from forewarn.hostd.settings import HostdConfig, identify_machine, read_token
 from forewarn.hostd.unconfirmed import Unconfirmed
 from forewarn.hostd.upstream import Upstream
 from forewarn.hostd.worker import ImpactRunner
-from forewarn.log import log
 from forewarn.platform.base import Platform
 from forewarn.platform.file_systems import read_mounts
 from forewarn.platform.open import open_platform
@@ -39,9 +38,7 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
     async with AsyncExitStack() as stack:
         mark_as_running(config, stack)
         if config.platform is PlatformName.LIBVIRT:
-            missing = find_missing_lock(config.libvirt_uri)
-            if missing:
-                log.warning("disks of VMs are not locked", problem=missing)
+            check_disk_lock(config.libvirt_uri, os.environ)
         upstream = Upstream(config.server, config.ca_file)
         platform = make_platform(config)
         inventory = Inventory(make_source(config, platform), config.inventory_seconds)
@@ -67,7 +64,8 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
         follows = [listener.follow() for listener in listeners]
         try:
             async with asyncio.TaskGroup() as group:
-                for work in (inventory.run(), control.run(), notifier.keep_feeding(), *follows):
+                tasks = (inventory.run(), control.run(), notifier.keep_feeding(), unconfirmed.run())
+                for work in (*tasks, *follows):
                     group.create_task(work)
                 on_ready(status)
                 notifier.ready(status)
@@ -97,7 +95,9 @@ async def start_relay(
 ) -> list[BridgeListener]:
     """Listen on each bridge until the stack is closed."""
     address, ids = config.listen, inventory.ids
-    listeners = [BridgeListener(relay, bridge, address, ids) for bridge in config.bridge]
+    listeners = [
+        BridgeListener(relay, bridge, address, ids, inventory.refresh) for bridge in config.bridge
+    ]
 
     def wake() -> None:
         for listener in listeners:

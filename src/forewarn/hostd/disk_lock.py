@@ -1,35 +1,55 @@
 """Whether libvirt's lock manager keeps a VM from being started on two hosts that share its disk."""
 
+import errno
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from forewarn.log import log
 from forewarn.option_kind import HostUri
 
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
 QEMU_CONF_BYTES_MAX = 1 << 20
+CREDENTIAL, MISSING = "qemu.conf", "missing"
+"""The file is for root only, by default: the unit of the daemon has a copy of it as a credential.
+systemd starts no unit whose credential is missing, so that has a default.
+"""
 LOCK_MANAGER = re.compile(r"""^\s*lock_manager\s*=\s*["'](\w+)["']""", re.MULTILINE)
-NO_LOCK = ("nop", "")
+NO_LOCK = "nop"
 
 
-def find_missing_lock(uris: Iterable[HostUri], path: Path = QEMU_CONF) -> str:
-    """What is missing, for a warning; empty if nothing is, or if that cannot be told.
+def check_disk_lock(
+    uris: Iterable[HostUri], environ: Mapping[str, str], path: Path = QEMU_CONF
+) -> None:
+    """Log a warning if there is no lock manager, and a line if that cannot be told.
 
     It matters only where VMs of QEMU may run on other hosts: those have a libvirt URI, too.
     """
     texts = [each.uri for each in uris]
     is_shared = any("{host}" in text for text in texts) or len(set(texts)) > 1
     if not is_shared or not all(text.startswith("qemu") for text in texts):
-        return ""
+        return
     try:
-        with path.open("rb") as file:
-            text = file.read(QEMU_CONF_BYTES_MAX).decode(errors="replace")
-    except OSError:  # only root may read it, by default
-        return ""
-    found = LOCK_MANAGER.findall(text)
-    if found and found[-1] not in NO_LOCK:
-        return ""
-    return (
+        found = LOCK_MANAGER.findall(_read(environ, path))
+    except OSError as error:
+        log.info("cannot tell whether disks of VMs are locked", problem=f"{path}: {error.strerror}")
+        return
+    if found and found[-1] != NO_LOCK:
+        return
+    problem = (
         f"{path} has no lock_manager: if hosts share the disks of VMs, a VM that is started on two"
         ' of them destroys its disk; expected lock_manager = "lockd" or "sanlock"'
     )
+    log.warning("disks of VMs are not locked", problem=problem)
+
+
+def _read(environ: Mapping[str, str], path: Path) -> str:
+    """libvirt's configuration, from the credential of the unit if it has one."""
+    copy = Path(environ.get("CREDENTIALS_DIRECTORY", ""), CREDENTIAL)
+    is_copied = "CREDENTIALS_DIRECTORY" in environ and copy.exists()
+    with (copy if is_copied else path).open("rb") as file:
+        text = file.read(QEMU_CONF_BYTES_MAX).decode(errors="replace")
+    if is_copied and text == MISSING:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return text

@@ -17,7 +17,7 @@ from forewarn.log import log
 from forewarn.option_kind import ExecCommand
 from forewarn.platform.base import PROBLEM_LENGTH_MAX
 from forewarn.platform.exec import Output, resolve_program, run_command
-from forewarn.platform.remote import ReportedVm
+from forewarn.platform.remote import UNDECODABLE, ReportedVm
 
 COMMAND_SECONDS_MAX = 30.0
 COMMAND_BYTES_MAX = 1 << 23
@@ -90,7 +90,9 @@ class Inventory:
         return self._listed != self._refreshes
 
     def refresh(self) -> None:
-        """List the VMs again: an impact may have removed one, or a server wants a new list."""
+        """List the VMs again: an impact may have removed one, a port has come or gone, or a server
+        wants a new list.
+        """
         self._refreshes += 1
         self._source.woken.set()
 
@@ -164,6 +166,6 @@ class CommandSource:
             raise Unavailable(f"inventory_command {problem}: {errors.text()}")
         try:
             vms = msgspec.json.decode(printed.content, type=tuple[ListedVm, ...])
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise Unavailable(f"inventory_command printed something else: {error}") from error
         return Report(self._memory_bytes, vms)

@@ -1,5 +1,6 @@
 """The last documents that guests got, for the time in which no server answers."""
 
+import math
 from typing import NamedTuple
 
 from forewarn.hostd.upstream import Request, Response
@@ -52,6 +53,18 @@ class LastDocuments:
             last[poll.request] = response, now
         if len(last) > REQUESTS_MAX:
             del last[next(iter(last))]
+
+    def is_older(self, poll: Poll, response: Response) -> bool:
+        """Whether the guest has a later document, or got one for the same request at any time."""
+        known, _ = self._guests.get(poll.vm, {}).get(poll.request, (None, 0.0))
+        tags = [*poll.tags, _tag(known) if known else ""]
+        seen = max((int(tag) for tag in tags if tag.isdecimal()), default=0)
+        tag = _tag(response)
+        return tag.isdecimal() and int(tag) < seen
+
+    def record_old(self, poll: Poll, response: Response) -> None:
+        """A document of a server that is cut off from its store: only its incarnation counts."""
+        self._guests.setdefault(poll.vm, {})[poll.request] = response, -math.inf
 
     def find(self, poll: Poll, now: float) -> Response | None:
         """The document, or that it has not changed; None if it is unknown or too old."""

@@ -1,4 +1,4 @@
-"""Linux's neighbour tables, bridge forwarding tables and addresses, by netlink messages.
+"""Linux's neighbor tables, bridge forwarding tables and addresses, by netlink messages.
 
 Only the few messages that the relay needs, without a library: see rtnetlink(7),
 linux/neighbour.h and linux/netfilter/nf_tables.h.
@@ -49,7 +49,7 @@ NOTICES_MAX = 4096
 
 
 class Neighbour(NamedTuple):
-    """An entry of a neighbour table, or with family AF_BRIDGE of a forwarding table.
+    """An entry of a neighbor table, or with family AF_BRIDGE of a forwarding table.
 
     `interface` is its index: of a forwarding table, the port that leads to `mac`.
     """

@@ -4,11 +4,11 @@ A guest chooses its addresses, but not its port. The kernel keeps the Ethernet h
 packet of a connection. Its source is the guest's MAC, and the bridge's forwarding table knows at
 which port it has seen that MAC last. Three things could go wrong, and all are refused:
 
-- The neighbour table has another MAC for the address: the response would go to another guest.
+- The neighbor table has another MAC for the address: the response would go to another guest.
 - The MAC has just come to this port. Two guests may be using it, and then the entry says only
   which of them sent a packet last.
-- The first packet was sent long ago: a guest can begin a connection with its neighbour's MAC, and
-  complete it when the neighbour has its port back.
+- The first packet was sent long ago: a guest can begin a connection with its neighbor's MAC, and
+  complete it when the neighbor has its port back.
 
 All of that needs a bridge that learns at which port a MAC is. One with a port that does not learn
 is not served, and neither is a MAC whose entry was made by hand.
@@ -112,7 +112,7 @@ class BridgePorts:
         doubted_until = max(self._doubted_until.get(peer.mac, 0.0), self._all_doubted_until)
         if not peer.mac or doubted_until > now:
             raise Unavailable("Service unavailable. The port of the bridge is in doubt")
-        # Without a neighbour, the response goes by a router, or the kernel will ask for it.
+        # Without a neighbor, the response goes by a router, or the kernel will ask for it.
         mac = self._macs.get(peer.address) or self._kernel.neighbour(self.index, peer.address)
         if mac not in (peer.mac, b""):
             return ""
@@ -199,6 +199,14 @@ def interface_index(name: str) -> int:
         return socket.if_nametoindex(name)
     except OSError:
         return 0
+
+
+def is_plugged(interface: int) -> bool:
+    """Whether the interface with this index is a port of a bridge."""
+    try:
+        return Path("/sys/class/net", socket.if_indextoname(interface), "brport").exists()
+    except OSError:
+        return False
 
 
 def listen(bridge: str, address: Address) -> socket.socket:

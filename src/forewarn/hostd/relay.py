@@ -28,7 +28,7 @@ from forewarn.hostd.upstream import TRY_NEXT, Request, Response, ServerLost, Ups
 from forewarn.log import log
 from forewarn.platform.remote import RefusalReason
 from forewarn.web.http import message
-from forewarn.web.http.admission import Limits, TimedConnection
+from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import Connection, ConnectionPolicy
 from forewarn.web.http.message import Header
 from forewarn.web.http_status import BUG, ClientGone, headers_of, metadata_body, status_of
@@ -64,18 +64,13 @@ class RelayPolicy(ConnectionPolicy):
         super().__init__(limits, metadata_body)
         self.ports = ports
         self.refusals = refusals or Refusals()
+        self.on_refused = partial(self.refusals.add, reason=RefusalReason.TOO_MANY, is_poll=True)
 
     def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
         return partial(RelayConnection, self, **arguments)
 
     def is_unknown(self, address: str) -> bool:
         return not address
-
-    def admit(self, connection: TimedConnection) -> bool:
-        is_admitted = super().admit(connection)
-        if not is_admitted:
-            self.refusals.add("", RefusalReason.TOO_MANY, is_poll=False)
-        return is_admitted
 
 
 class RelayConnection(Connection):
@@ -202,6 +197,9 @@ class Relay:
         asked_at = self._now()
         try:
             response = await self._wait(poll, request, receive)
+            if response is not None and response.age_seconds:
+                self.unconfirmed.doubt(response.age_seconds)
+                response = None
             if response is None:
                 plain = [each for each in request.headers if each[0] != b"prefer"]
                 response = await self._upstream.send(request._replace(headers=plain))
@@ -211,6 +209,10 @@ class Relay:
             if last := self._documents.find(poll, self._now()):
                 return last
             raise
+        if response.cut_off_seconds:
+            self.unconfirmed.doubt(response.cut_off_seconds)
+        if response.age_seconds:
+            return self._choose_old(poll, response)
         if response.status in TRY_NEXT:
             self._fail(poll, asked_at)
             return self._documents.find(poll, self._now()) or response
@@ -218,6 +220,18 @@ class Relay:
             self.unconfirmed.confirm(None if poll.wait_seconds else asked_at)
         self._documents.record(poll, response, self._now())
         return response
+
+    def _choose_old(self, poll: Poll, response: Response) -> Response:
+        """The document of a server that is cut off from its store, unless the guest has seen a
+        later one: events that the guest knows would seem to be over.
+        """
+        if not self._documents.is_older(poll, response):
+            self._documents.record_old(poll, response)
+            return response
+        last = self._documents.find(poll, self._now())
+        if last is None:
+            raise ServerLost("the only server that answers is cut off from its store")
+        return last
 
     def _fail(self, poll: Poll, asked_at: float, silent_seconds: float = 0.0) -> None:
         """No server answers. One that let a poll wait was there until just now, unless its

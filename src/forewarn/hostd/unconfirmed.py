@@ -2,34 +2,58 @@
 
 Such time does not count as notice, so the daemon passes it to its server (`control.py`). A guest
 that gets its last document, with `Age`, or an error because no server answers, asked in vain; so
-did one that got its answer only after seconds, and the daemon itself, if its server was lost. The
-time ends with the next response of a server, or when no guest asks any more: that delays nothing.
+did one that got its answer only after seconds, and the daemon itself, if its server was lost. What
+a server that is cut off from its store has answered confirms nothing, see `doubt`. The time ends
+with the next response of a server, or when no guest asks any more: that delays nothing.
 
-    CONFIRMED -> FAILING     nothing was answered for LASTING_SECONDS
+The VMs of a bridge that is not served cannot even ask, whatever the guests of other bridges get.
+Their time ends when the bridge is served, or has no VMs any more.
+
+    CONFIRMED -> FAILING     nothing was answered for LASTING_SECONDS, or a server that answered was
+                             cut off from its store (`doubt`)
     FAILING -> ENDED         a server has answered a guest; the time goes on until one knows of it
     ENDED -> CONFIRMED       a server has answered a request that says so; the next one says 0
 """
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from forewarn.platform.remote import UNCONFIRMED_SECONDS_MAX
+from forewarn.platform.base import PROBLEM_LENGTH_MAX
+from forewarn.platform.remote import BRIDGES_MAX, UNCONFIRMED_SECONDS_MAX, UnservedBridge
 
 LASTING_SECONDS = 3.0
 """Less is nothing: a single poll may fail because its server has just been stopped."""
 FORGET_SECONDS = 300.0
+BEAT_SECONDS = 1.0
+"""How often the process notes that it runs."""
+UNMARKED_SECONDS_MAX = 14.0
+"""For so long a server that is cut off from its store answers before it marks its documents."""
 
 
 class Unconfirmed:
-    """`on_end` is called when a server answers again, and when one knows of what has ended."""
+    """`on_change` is called when a server answers again, when one knows of what has ended, and when
+    there is something new about a bridge.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.on_end: Callable[[], object] = lambda: None
+        self.on_change: Callable[[], object] = lambda: None
         self._now = now
         self._confirmed_at = now()
         self._first_at: float | None = None
         self._last_at = 0.0
         self._ended_first_at: float | None = None
+        self._bridges: dict[str, UnservedBridge] = {}
+        self._unserved_since: dict[str, float] = {}  # by bridge, if it has VMs
+
+    async def run(self, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
+        """Notice when this process was suspended, until cancelled. Its guests got no answers."""
+        while True:  # ends when cancelled
+            before = self._now()
+            await sleep(BEAT_SECONDS)
+            seconds = self._now() - before
+            if seconds >= BEAT_SECONDS + LASTING_SECONDS:
+                self._end(self._now() - seconds)
 
     def fail(self, asked_at: float) -> None:
         """No server has answered a guest that asked at this time."""
@@ -51,6 +75,19 @@ class Unconfirmed:
         if lasting_since is not None:
             self._end(lasting_since)
 
+    def doubt(self, seconds: float) -> None:
+        """A server that has answered guests was cut off from its store for so long.
+
+        What it answered meanwhile confirms nothing. If more was confirmed since then than it can
+        have answered, another server has confirmed it.
+        """
+        since = self._now() - seconds
+        if self._confirmed_at > since + UNMARKED_SECONDS_MAX:
+            since = self._confirmed_at
+        self._confirmed_at = min(self._confirmed_at, since)
+        self.fail(since)
+        self._first_at = min(self._first_at or since, since)
+
     def miss(self, seconds: float) -> None:
         """The daemon was without a server for so long, and now it has one.
 
@@ -61,10 +98,29 @@ class Unconfirmed:
         if now - since >= LASTING_SECONDS:
             self._end(since)
 
+    def set_bridge(self, bridge: str, problem: str, vms: int = 0) -> None:
+        """Why a bridge is not served; empty if it is. `vms` are plugged into it."""
+        if problem and vms:
+            self._unserved_since.setdefault(bridge, self._now())
+        else:
+            since = self._unserved_since.pop(bridge, None)
+            if since is not None and self._now() - since >= LASTING_SECONDS:
+                self._end(since)
+        known = self._bridges.pop(bridge, None)
+        new = UnservedBridge(bridge, problem[:PROBLEM_LENGTH_MAX], vms) if problem else None
+        if new is not None:
+            self._bridges[bridge] = new
+        if new != known:
+            self.on_change()
+
+    def list_bridges(self) -> list[UnservedBridge]:
+        """The bridges that are not served."""
+        return sorted(self._bridges.values(), key=lambda each: each.bridge)[:BRIDGES_MAX]
+
     def _end(self, since: float) -> None:
         known = self._ended_first_at
         self._ended_first_at = since if known is None else min(since, known)
-        self.on_end()
+        self.on_change()
 
     @property
     def has_ended(self) -> bool:
@@ -75,14 +131,16 @@ class Unconfirmed:
         """A server has answered a request that says how long this lasts."""
         if seconds and self.has_ended:
             self._ended_first_at = None
-            self.on_end()
+            self.on_change()
 
     @property
     def seconds(self) -> int:
         """How long this lasts; 0 if a server answers, or has not failed for long."""
-        times = (self._lasting_since(), self._ended_first_at)
+        now = self._now()
+        unserved = (each for each in self._unserved_since.values() if now - each >= LASTING_SECONDS)
+        times = (self._lasting_since(), self._ended_first_at, *unserved)
         since = min((each for each in times if each is not None), default=None)
-        return 0 if since is None else min(int(self._now() - since), UNCONFIRMED_SECONDS_MAX)
+        return 0 if since is None else min(int(now - since), UNCONFIRMED_SECONDS_MAX)
 
     def _lasting_since(self) -> float | None:
         first_at = self._first_at

@@ -7,6 +7,7 @@ time of each attempt have limits.
 
 import asyncio
 import functools
+import re
 import socket
 import ssl
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ KEPT_SECONDS_MAX = 30.0
 """Well below the server's `idle_seconds`: it hardly ever closes a connection as we send."""
 CONNECTIONS_MAX = 1024
 TRY_NEXT = frozenset((502, 503, 504))
+AGE = re.compile(rb"[0-9]{1,9}")
 CONNECT_SECONDS_MAX = 5.0
 BODY_BYTES_MAX = 1 << 24
 DEAD_SECONDS = 10
@@ -49,9 +51,20 @@ class NotSent(ServerLost):
 
 
 class Response(NamedTuple):
+    """`cut_off_seconds`: how long the server that sent this, or one that was asked before, may have
+    been cut off from its store.
+    """
+
     status: int
     headers: list[Header]
     body: bytes
+    cut_off_seconds: int = 0
+
+    @property
+    def age_seconds(self) -> int:
+        """The age of a document whose server is cut off from its store; 0 if it is not."""
+        value = next((value for name, value in self.headers if name.lower() == b"age"), b"")
+        return int(value) if AGE.fullmatch(value) else 0
 
 
 class HttpConnection(asyncio.Protocol):
@@ -284,8 +297,8 @@ class Upstream:
     async def send(self, request: Request) -> Response:
         """The response of the first server that answers; ServerLost if none does.
 
-        If the request may be repeated, a status of 502 to 504 counts as no answer, unless all
-        servers answer like that.
+        If the request may be repeated, a status of 502 to 504 counts as no answer, and so does a
+        document with an age, unless all servers answer like that.
         """
         if self.busy >= self._connections_max:
             raise ServerLost(f"{self._connections_max} requests are waiting for a server")
@@ -298,7 +311,8 @@ class Upstream:
     async def _try_each(self, request: Request) -> Response:
         now = asyncio.get_running_loop().time
         problem = ServerLost("no server can be reached")
-        refusal: Response | None = None
+        fallback: Response | None = None
+        cut_off_seconds = 0
         for server in [each for each in self._servers if each.retry_at <= now()]:
             try:
                 response = await server.ask(request)
@@ -307,11 +321,16 @@ class Upstream:
                 if not request.may_repeat and not isinstance(error, NotSent):
                     break
                 continue
-            if not request.may_repeat or response.status not in TRY_NEXT:
+            age_seconds = response.age_seconds
+            cut_off_seconds = max(cut_off_seconds, age_seconds)
+            if not age_seconds and (not request.may_repeat or response.status not in TRY_NEXT):
                 self._servers.remove(server)
                 self._servers.insert(0, server)
-                return response
-            refusal = response
-        if refusal is not None:
-            return refusal
+                return response._replace(cut_off_seconds=cut_off_seconds)
+            if fallback is None or fallback.status in TRY_NEXT:  # a document is better
+                fallback = response
+            if not request.may_repeat:
+                break
+        if fallback is not None:
+            return fallback._replace(cut_off_seconds=cut_off_seconds)
         raise problem

@@ -19,6 +19,7 @@ from forewarn.hostd.moves import Moves
 from forewarn.log import log
 from forewarn.platform.base import (
     DETAIL_LENGTH_MAX,
+    PROBLEM_LENGTH_MAX,
     BackWatcher,
     ImpactRequest,
     ImpactResult,
@@ -36,6 +37,7 @@ BACK_SECONDS_MAX = 3600.0
 STOP_SECONDS_MAX = 7.0
 """Longer than the grace period of a command."""
 DETAILS_LENGTH_MAX = 128 * DETAIL_LENGTH_MAX
+PROBLEMS_LENGTH_MAX = 400 * PROBLEM_LENGTH_MAX
 """Of all results together: a request has a limit in bytes."""
 
 
@@ -60,8 +62,8 @@ class ImpactRunner:
     """Runs at most `impacts_max` platform calls, and one at a time for each VM; others wait.
 
     What an earlier run of the daemon, or a failed try, has begun counts as running, too: the server
-    hands it out again, or no longer wants it, and then its VM is recovered. `on_change` is called
-    when there is a result. `moves` has the VMs that it is moving.
+    hands it out again, or no longer wants it, and then its VM is recovered, before another event
+    acts on it. `on_change` is called when there is a result. `moves` has the VMs that it is moving.
     """
 
     def __init__(
@@ -85,16 +87,20 @@ class ImpactRunner:
 
     def running(self) -> list[RunningImpact]:
         """What was started, and the results that are not recorded yet."""
-        length_max = DETAILS_LENGTH_MAX // max(128, len(self._impacts))
         begun = self._begun.keys() - self._impacts.keys()
         return [RunningImpact(*key, tries=0) for key in sorted(begun)] + [
-            RunningImpact(
-                *key,
-                each.tries,
-                each.result and replace(each.result, detail=each.result.detail[:length_max]),
-            )
+            RunningImpact(*key, each.tries, each.result and self._shorten(each.result))
             for key, each in self._impacts.items()
         ]
+
+    def _shorten(self, result: ImpactResult) -> ImpactResult:
+        """A result with its part of what all results together may have."""
+        count = len(self._impacts)
+        return replace(
+            result,
+            detail=result.detail[: DETAILS_LENGTH_MAX // max(128, count)],
+            problem=result.problem[: PROBLEMS_LENGTH_MAX // max(400, count)],
+        )
 
     async def find_begun(self) -> None:
         """Find what an earlier run has begun. Called before each request, until it succeeds."""
@@ -106,11 +112,19 @@ class ImpactRunner:
                 self._has_looked = True
 
     def apply(self, work: Work) -> None:
-        """Drop what is recorded or no longer wanted, and start what is new."""
+        """Drop what is recorded or no longer wanted, and start what is new.
+
+        If a failure is recorded that may have left its VM suspended or off, the server has yet to
+        say whether it is tried again, or the VM is recovered. Another event acts on it after that:
+        its marker would hide what was left. The server hands that event out again.
+        """
+        known = set(self._begun)
         for each in work.cancel:
             self._cancel(each)
+        left = {vm for _, vm in self._begun.keys() - known}
         for request in work.impacts:
-            self._start(request)
+            if request.vm.name not in left:
+                self._start(request)
 
     def cancel_all(self) -> None:
         """Another daemon acts for this host: leave the VMs to it.

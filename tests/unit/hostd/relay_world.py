@@ -47,8 +47,10 @@ class RelayWorld:
         *servers: RecordingServer,
         limits: Limits = LIMITS,
         connections_max: int = 64,
+        token: HostToken = TOKEN,
     ) -> None:
         self.servers = servers
+        self._token = token
         self.ports = LoopbackPorts()
         self.moves = Moves()
         self.ahead_seconds = 0.0
@@ -70,7 +72,7 @@ class RelayWorld:
             await self._stack.enter_async_context(server)
         urls = [server.url for server in self.servers]
         self.upstream = Upstream(urls, connections_max=self._connections_max)
-        relay = Relay(self.upstream, TOKEN, self.moves, self._now, lambda: MINUTE + 7.5)
+        relay = Relay(self.upstream, self._token, self.moves, self._now, lambda: MINUTE + 7.5)
         self.refusals, self.unconfirmed = relay.refusals, relay.unconfirmed
         policy = RelayPolicy(self.ports, self._limits, relay.refusals)
         address = Address("127.0.0.1", 0)

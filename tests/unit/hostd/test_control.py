@@ -129,6 +129,24 @@ async def test_server_gets_how_long_guests_had_no_answer_and_when_that_ends() ->
 
 
 @in_loop
+async def test_bridge_that_is_not_served_reaches_the_server_at_once() -> None:
+    async with fake_server() as server:
+        daemon = Daemon(server)
+        async with running(daemon):
+            await until(lambda: server.latest.get("wait"))
+            assert "unserved" not in server.latest
+            daemon.unconfirmed.set_bridge("br0", "it has VLANs", vms=1)
+            await until(lambda: "unserved" in server.latest)
+            unserved = {"bridge": "br0", "problem": "it has VLANs", "vms": 1}
+            assert server.latest["unserved"] == [unserved]
+            assert server.unconfirmed[-1] == 0
+            daemon.seconds += 20.0
+            daemon.unconfirmed.set_bridge("br0", "")
+            await until(lambda: "unserved" not in server.latest and server.unconfirmed[-1] == 20)
+            await until(lambda: server.unconfirmed[-1] == 0)
+
+
+@in_loop
 async def test_next_server_gets_to_know_for_how_long_there_was_none() -> None:
     """The daemon continues there before any server has noticed that the first one is gone."""
     async with fake_server() as second, AsyncExitStack() as stack:
@@ -169,13 +187,21 @@ async def test_the_next_server_is_used_when_one_fails() -> None:
         assert (first.sessions_ended, second.sessions_ended) == (0, 1)
 
 
+HELD = {"error": "unavailable", "message": "held by server-2", "facts": {}}
+
+
+@pytest.mark.parametrize(
+    "refusal", [(503, HELD), (502, b"<html>"), (200, b'{"problems": ["\xff"]}')]
+)
 @in_loop
 async def test_a_server_that_is_unavailable_is_asked_again(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, refusal: tuple[int, object]
 ) -> None:
-    """The lease of a lost server may still be held. One line tells it, not one for each attempt."""
+    """The lease of a lost server may still be held, or a proxy answers. One line tells it, not one
+    for each attempt.
+    """
     async with fake_server() as server:
-        server.refusal = 503, {"error": "unavailable", "message": "held by server-2", "facts": {}}
+        server.refusal = refusal
         daemon = Daemon(server)
         with caplog.at_level(logging.INFO, "forewarn"):
             async with running(daemon):

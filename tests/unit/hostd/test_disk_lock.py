@@ -1,40 +1,114 @@
 """The warning about a host without libvirt's lock manager."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from forewarn.hostd.disk_lock import find_missing_lock
+from forewarn.hostd.disk_lock import CREDENTIAL, MISSING, QEMU_CONF, check_disk_lock
 from forewarn.option_kind import HostUri
 
 ALONE = [HostUri("", "qemu:///system")]
 SHARED = [*ALONE, HostUri("", "qemu+tls://{host}/system")]
+UNIT = Path(__file__).parents[3] / "deploy/forewarn-hostd.service"
+NOT_LOCKED = "disks of VMs are not locked"
+UNKNOWN = "cannot tell whether disks of VMs are locked"
+
+
+@pytest.fixture(autouse=True)
+def all_levels(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "forewarn")
+
+
+def write(folder: Path, content: str, name: str = "qemu.conf") -> Path:
+    path = folder / name
+    path.write_text(content)
+    return path
+
+
+def problems(caplog: pytest.LogCaptureFixture) -> list[str]:
+    records: list[Any] = caplog.records
+    return [record.facts["problem"] for record in records]
 
 
 @pytest.mark.parametrize("content", ["", '#lock_manager = "lockd"\n', 'lock_manager = "nop"\n'])
 def test_host_that_reaches_others_without_a_lock_manager_is_named(
-    tmp_path: Path, content: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:
     """A VM that is started on two hosts destroys its disk."""
-    path = tmp_path / "qemu.conf"
-    path.write_text(content)
-    problem = find_missing_lock(SHARED, path)
+    path = write(tmp_path, content)
+    check_disk_lock(ALONE, {}, path)
+    assert caplog.messages == [], "its VMs run nowhere else"
+    check_disk_lock(SHARED, {}, path)
+    assert (caplog.messages, caplog.records[0].levelname) == ([NOT_LOCKED], "WARNING")
+    (problem,) = problems(caplog)
     assert problem.startswith(f"{path} has no lock_manager")
     assert "\n" not in problem
-    assert find_missing_lock(ALONE, path) == "", "its VMs run nowhere else"
 
 
 @pytest.mark.parametrize("name", ["lockd", "sanlock"])
-def test_lock_manager_needs_no_warning(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "qemu.conf"
-    path.write_text(f'# locks\nlock_manager = "{name}"\n')
-    assert find_missing_lock(SHARED, path) == ""
+def test_lock_manager_needs_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    path = write(tmp_path, f'# locks\nlock_manager = "{name}"\n')
+    check_disk_lock(SHARED, {}, path)
+    assert caplog.messages == []
 
 
-def test_nothing_is_said_if_it_cannot_be_told(tmp_path: Path) -> None:
-    """The file is readable by root only on most hosts, and the test driver has none."""
-    assert find_missing_lock(SHARED, tmp_path / "none") == ""
-    path = tmp_path / "qemu.conf"
-    path.write_text("")
+def test_other_drivers_have_no_lock_manager(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     others = [HostUri("host-a", "test:///a"), HostUri("host-b", "test:///b")]
-    assert find_missing_lock(others, path) == ""
+    check_disk_lock(others, {}, write(tmp_path, ""))
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("content", "messages"), [("", [NOT_LOCKED]), ('lock_manager="lockd"', [])]
+)
+def test_file_that_only_root_can_read_is_a_credential_of_the_unit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str, messages: list[str]
+) -> None:
+    """The unit's user cannot read libvirt's configuration, so systemd passes a copy."""
+    write(tmp_path, content, CREDENTIAL)
+    check_disk_lock(SHARED, {"CREDENTIALS_DIRECTORY": str(tmp_path)}, tmp_path / "unreadable")
+    assert caplog.messages == messages
+    assert all(str(tmp_path / "unreadable") in each for each in problems(caplog))
+
+
+def test_unit_without_the_credential_leaves_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator's own unit may have other credentials only."""
+    (tmp_path / "credentials").mkdir()
+    environ = {"CREDENTIALS_DIRECTORY": str(tmp_path / "credentials")}
+    check_disk_lock(SHARED, environ, write(tmp_path, ""))
+    assert caplog.messages == [NOT_LOCKED]
+
+
+@pytest.mark.parametrize("is_unit", [True, False])
+def test_log_says_that_it_cannot_be_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_unit: bool
+) -> None:
+    """libvirt may run elsewhere, or its file cannot be read. Silence would look like a lock."""
+    if is_unit:
+        write(tmp_path, MISSING, CREDENTIAL)
+    environ = {"CREDENTIALS_DIRECTORY": str(tmp_path)} if is_unit else {}
+    check_disk_lock(SHARED, environ, tmp_path / "none")
+    assert (caplog.messages, caplog.records[0].levelname) == ([UNKNOWN], "INFO")
+    assert problems(caplog) == [f"{tmp_path / 'none'}: No such file or directory"]
+
+
+def test_unreadable_file_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "folder").mkdir()  # root may read any file
+    check_disk_lock(SHARED, {}, tmp_path / "folder")
+    assert caplog.messages == [UNKNOWN]
+    assert problems(caplog) == [f"{tmp_path / 'folder'}: Is a directory"]
+
+
+def test_unit_passes_the_file_and_starts_without_it() -> None:
+    """systemd starts no unit whose credential is missing, unless that has a default."""
+    lines = UNIT.read_text().splitlines()
+    assert f"LoadCredential={CREDENTIAL}:{QEMU_CONF}" in lines
+    assert f"SetCredential={CREDENTIAL}:{MISSING}" in lines

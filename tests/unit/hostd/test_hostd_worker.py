@@ -398,6 +398,49 @@ async def test_vm_of_a_failed_try_is_recovered_if_it_is_not_tried_again(*, may_s
     platform.go.set()
 
 
+async def fail_then_start(platform: LeftBehind, kind: EventType) -> ImpactRunner:
+    """The second try of a Freeze has failed, and the next event begins."""
+    runner = ImpactRunner(platform, 1, InstantClock(), "host-a")
+    runner.apply(Work((request(2, EventType.FREEZE),)))
+    platform.outcomes.put_nowait(ImpactFailed("it is not resumed"))
+    await until(lambda: runner.running()[0].result)
+    runner.apply(Work((request(3, kind),), cancel=tuple(runner.running())))
+    return runner
+
+
+def request(event: int, kind: EventType) -> ImpactRequest:
+    vm = Vm(name="web-0", host="host-a")
+    return ImpactRequest(guid(event), "web", vm, kind, Cause.MAINTENANCE, 1)
+
+
+@in_loop
+async def test_next_event_waits_until_the_vm_of_a_failed_one_is_recovered() -> None:
+    """Its marker would hide that the failed event has left the VM suspended or off."""
+    platform = LeftBehind()
+    runner = await fail_then_start(platform, EventType.REDEPLOY)
+    begun = RunningImpact(guid(2), "web-0", tries=0)
+    assert runner.running() == [begun]
+
+    runner.apply(Work((request(3, EventType.REDEPLOY),), cancel=(begun,)))
+    await until(lambda: platform.recovered)
+    assert len(platform.started) == 1
+    platform.go.set()
+    await until(lambda: len(platform.started) == 2)
+    assert runner.running() == [RunningImpact(guid(3), "web-0", tries=1)]
+    await runner.stop()
+
+
+@in_loop
+async def test_next_event_begins_if_the_server_wants_the_failed_one_to_be_tried_again() -> None:
+    """Failed hardware does not wait for that."""
+    runner = await fail_then_start(LeftBehind(), EventType.REDEPLOY)
+    begun, after = RunningImpact(guid(2), "web-0", tries=0), request(3, EventType.REDEPLOY)
+    assert runner.running() == [begun]
+    runner.apply(Work((after,)))
+    assert runner.running() == [begun, RunningImpact(guid(3), "web-0", tries=1)]
+    await runner.stop()
+
+
 class SilentTarget(LeftBehind):
     """The target of a move, which may run the VM, does not answer at first."""
 

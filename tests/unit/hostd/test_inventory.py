@@ -66,6 +66,8 @@ async def test_a_command_lists_the_vms() -> None:
     ("made", "message"),
     [
         (lambda: printing("nothing"), "inventory_command printed something else: JSON is malfor"),
+        (lambda: source("printf", r'[{"name": "\377"}]'), "printed something else: 'utf-8' codec"),
+        (lambda: source("printf", "%100000s", "[" * 90000), "printed something else: "),
         (lambda: printing([{"name": "a"}]), "Object missing required field `id`"),
         (lambda: printing([{"name": "a", "id": "7"}]), r"`\$\[0\].id`"),
         (lambda: printing([{"name": "a", "id": guid(1), "prots": []}]), "unknown field `prots`"),

@@ -81,6 +81,25 @@ def test_a_connection_above_the_limit_is_counted() -> None:
         assert world.refusals.counts == {"too-many": 1}
 
 
+def test_guest_above_its_limit_of_connections_is_named_until_it_gets_a_document() -> None:
+    """It gets nothing but 503. What it would have asked for is not read."""
+    limits = Limits(connections_max=64, connections_per_address_max=1)
+    with RelayWorld(RecordingServer(response()), limits=limits) as world:
+        with world.connect() as client:
+            client.send(POLL[:9])
+            for _ in range(2):
+                with world.connect() as other:
+                    assert other.response().status == 503
+                world.ahead_seconds += LASTING_SECONDS + 1
+            (named,) = world.refusals.lasting()
+            assert (named.guest, named.reason) == ("id-1", "too-many")
+
+            client.send(POLL[9:])
+            assert client.response().status == 200
+
+        assert world.refusals.lasting() == []
+
+
 def test_documents_and_requests_for_other_paths_are_not_counted() -> None:
     with RelayWorld(RecordingServer(response())) as world:
         world.ask(POLL)
@@ -114,7 +133,7 @@ def test_one_document_in_between_is_enough() -> None:
 def test_the_relay_notices_that_a_guest_got_its_document() -> None:
     with RelayWorld(RecordingServer(response())) as world:
         world.refusals.add("id-1", NO_SERVER, is_poll=True)
-        world.ahead_seconds += LASTING_SECONDS
+        world.ahead_seconds += LASTING_SECONDS + 1
         world.refusals.add("id-1", NO_SERVER, is_poll=True)
         assert world.refusals.lasting()
 

@@ -2,8 +2,11 @@
 
 import asyncio
 
+import pytest
+
 from forewarn.hostd.unconfirmed import FORGET_SECONDS, Unconfirmed
-from forewarn.platform.remote import UNCONFIRMED_SECONDS_MAX
+from forewarn.platform.base import PROBLEM_LENGTH_MAX
+from forewarn.platform.remote import BRIDGES_MAX, UNCONFIRMED_SECONDS_MAX, UnservedBridge
 from tests.unit.hostd.recording_server import RecordingServer, response
 from tests.unit.hostd.relay_world import RelayWorld, until
 
@@ -12,6 +15,7 @@ POLL = (
     b"Host: h\r\nMetadata: true\r\n\r\n"
 )
 REFUSAL = response("503 Service Unavailable", b"{}")
+NO_VLANS = "the bridge br1 has vlan_filtering on"
 
 
 class Clock:
@@ -32,10 +36,10 @@ def test_documents_that_only_the_relay_has_confirm_nothing() -> None:
         world.stop_servers()
         world.ask(POLL)
         assert world.unconfirmed.seconds == 0
-        world.ahead_seconds = 10.0
+        world.ahead_seconds = 10.5
         assert world.ask(POLL).headers["age"] == "10"
         assert 10 <= world.unconfirmed.seconds < 20
-        world.ahead_seconds = 100.0
+        world.ahead_seconds = 100.5
         assert world.ask(POLL).status == 503
         assert 100 <= world.unconfirmed.seconds < 120
 
@@ -43,9 +47,9 @@ def test_documents_that_only_the_relay_has_confirm_nothing() -> None:
 def test_server_that_is_not_ready_confirms_nothing_until_it_is() -> None:
     with RelayWorld(RecordingServer(REFUSAL, REFUSAL, response())) as world:
         ended = list[int]()
-        world.unconfirmed.on_end = lambda: ended.append(1)
+        world.unconfirmed.on_change = lambda: ended.append(1)
         world.ask(POLL)
-        world.ahead_seconds = 10.0
+        world.ahead_seconds = 10.5
         world.ask(POLL)
         assert 10 <= world.unconfirmed.seconds < 20
         assert world.ask(POLL).status == 200
@@ -55,7 +59,7 @@ def test_server_that_is_not_ready_confirms_nothing_until_it_is() -> None:
 def test_server_that_says_that_nothing_has_changed_confirms_it() -> None:
     with RelayWorld(RecordingServer(REFUSAL, REFUSAL, response("304 Not Modified"))) as world:
         world.ask(POLL)
-        world.ahead_seconds = 10.0
+        world.ahead_seconds = 10.5
         world.ask(POLL)
         assert world.unconfirmed.seconds >= 10
         assert world.ask(POLL).status == 304
@@ -82,7 +86,7 @@ def test_refusal_of_a_server_is_no_reason_to_wait() -> None:
     """It answers: that the guest may not read is not an outage."""
     with RelayWorld(RecordingServer(response("403 Forbidden", b"{}"))) as world:
         world.ask(POLL)
-        world.ahead_seconds = 10.0
+        world.ahead_seconds = 10.5
         world.ask(POLL)
         assert world.unconfirmed.seconds == 0
 
@@ -119,7 +123,7 @@ def test_time_that_has_ended_is_reported_until_a_server_knows_of_it() -> None:
     """The daemon may have had no server itself, or was in the middle of a request."""
     clock, ended = Clock(), list[int]()
     unconfirmed = Unconfirmed(clock)
-    unconfirmed.on_end = lambda: ended.append(1)
+    unconfirmed.on_change = lambda: ended.append(1)
     clock.fail_at(unconfirmed, 1000.0)
     clock.fail_at(unconfirmed, 1004.0)
     clock.seconds = 1005.0
@@ -189,3 +193,101 @@ def test_another_server_of_the_control_api_is_no_answer_to_guests() -> None:
     assert unconfirmed.seconds == 120
     unconfirmed.confirm()
     assert (unconfirmed.seconds, unconfirmed.has_ended) == (120, True)
+
+
+def test_what_was_confirmed_by_a_server_that_was_cut_off_does_not_count() -> None:
+    clock = Clock()
+    unconfirmed = Unconfirmed(clock)
+    clock.seconds = 1100.0
+    unconfirmed.confirm()
+    unconfirmed.doubt(12.0)
+    assert unconfirmed.seconds == 12
+    clock.seconds = 1101.0
+    unconfirmed.confirm()
+    assert unconfirmed.has_ended
+    assert unconfirmed.seconds == 13
+
+
+def test_server_that_was_cut_off_for_hours_does_not_void_what_another_one_confirmed() -> None:
+    """A load balancer, or a restart of the daemon, may lead to it for one poll."""
+    clock = Clock()
+    unconfirmed = Unconfirmed(clock)
+    clock.seconds = 9000.0
+    unconfirmed.confirm()
+    clock.seconds = 9001.0
+    unconfirmed.doubt(7209.0)
+    unconfirmed.confirm()
+    assert (unconfirmed.seconds, unconfirmed.has_ended) == (0, False)
+
+
+@pytest.mark.parametrize(("seconds", "counted"), [(1.0, 0), (3.9, 0), (9.0, 9)])
+def test_daemon_that_was_suspended_has_confirmed_nothing(seconds: float, counted: int) -> None:
+    """Guests got no answers, and a poll that arrived meanwhile is read only afterwards."""
+    clock = Clock()
+    unconfirmed = Unconfirmed(clock)
+    is_over = False
+
+    async def sleep(_: float) -> None:
+        nonlocal is_over
+        if is_over:
+            raise asyncio.CancelledError
+        clock.seconds += seconds
+        unconfirmed.confirm()
+        is_over = True
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(unconfirmed.run(sleep))
+    assert unconfirmed.seconds == counted
+
+
+def test_vms_of_a_bridge_that_is_not_served_cannot_read_although_others_can() -> None:
+    """They do not get an error: nothing listens on their bridge."""
+    clock, changes = Clock(), list[int]()
+    unconfirmed = Unconfirmed(clock)
+    unconfirmed.on_change = lambda: changes.append(1)
+    unconfirmed.set_bridge("br1", NO_VLANS, vms=2)
+    assert unconfirmed.list_bridges() == [UnservedBridge("br1", NO_VLANS, 2)]
+    assert (unconfirmed.seconds, changes) == (0, [1])
+    clock.seconds = 1020.0
+    unconfirmed.set_bridge("br1", NO_VLANS, vms=2)
+    unconfirmed.confirm()  # a guest of another bridge
+    assert (unconfirmed.seconds, unconfirmed.has_ended, changes) == (20, False, [1])
+
+    unconfirmed.set_bridge("br1", "")
+    assert unconfirmed.list_bridges() == []
+    assert (unconfirmed.seconds, unconfirmed.has_ended) == (20, True)
+    unconfirmed.report(20)
+    assert unconfirmed.seconds == 0
+
+
+def test_bridge_without_a_vm_delays_nothing_until_it_has_one() -> None:
+    """libvirt may create it later."""
+    clock = Clock()
+    unconfirmed = Unconfirmed(clock)
+    unconfirmed.set_bridge("br1", "the bridge br1 does not exist", vms=0)
+    clock.seconds = 1100.0
+    assert (unconfirmed.seconds, len(unconfirmed.list_bridges())) == (0, 1)
+
+    unconfirmed.set_bridge("br1", NO_VLANS, vms=1)
+    clock.seconds = 1110.0
+    assert unconfirmed.seconds == 10
+
+    unconfirmed.set_bridge("br1", NO_VLANS, vms=0)
+    assert (unconfirmed.seconds, unconfirmed.has_ended) == (10, True), "its last VM has missed that"
+
+
+def test_bridge_that_was_made_again_within_seconds_is_nothing() -> None:
+    clock = Clock()
+    unconfirmed = Unconfirmed(clock)
+    unconfirmed.set_bridge("br1", NO_VLANS, vms=1)
+    clock.seconds = 1002.0
+    unconfirmed.set_bridge("br1", "")
+    assert (unconfirmed.seconds, unconfirmed.has_ended) == (0, False)
+
+
+def test_number_and_length_of_reported_bridges_have_limits() -> None:
+    unconfirmed = Unconfirmed(Clock())
+    for number in range(BRIDGES_MAX + 5):
+        unconfirmed.set_bridge(f"br{number}", "x" * 9999)
+    assert len(unconfirmed.list_bridges()) == BRIDGES_MAX
+    assert len(unconfirmed.list_bridges()[0].problem) == PROBLEM_LENGTH_MAX
