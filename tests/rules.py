@@ -100,19 +100,28 @@ def _check_starts(before: Scope, after: Scope, now: datetime) -> None:
     old = {event.id: event for event in before.events}
     for event in after.events:
         was = old.get(event.id)
+        was_due = was is not None and was.has_had_notice
+        is_due = event.not_before <= now and event.unreadable_since is None
+        must(
+            not event.has_had_notice or was_due or is_due,
+            "an event is due at NotBefore if it can be read then",
+            event,
+            now,
+        )
         if event.status is not Status.STARTED or (was is not None and was.status is Status.STARTED):
             continue
         was_approved = was is not None and was.is_approved
         may = (
             event.cause is Cause.FAILED
-            or (event.not_before <= now and event.unreadable_since is None)
+            or was_due  # by the clock of another server
+            or is_due
             or was_approved
             or could_be_approved(before, after, event)
         )
         must(may, "nothing starts before NotBefore without approval", event, now)
         is_early = was_approved or could_be_approved(before, after, event)
         must(
-            is_early or readable_seconds(event, now) >= event.notice.total_seconds(),
+            is_early or was_due or readable_seconds(event, now) >= event.notice.total_seconds(),
             "an event starts by time only if it could be read for its minimum notice",
             event,
             now,
@@ -127,10 +136,13 @@ def _check_starts(before: Scope, after: Scope, now: datetime) -> None:
                 for other in after.events
                 if other.type is EventType.TERMINATE and other.status is Status.SCHEDULED
             ]
-            waits = [
+            waits = [  # one that was announced in the same commit may have come afterwards
                 other
                 for other in left
-                if not other.is_approved and other.not_before > now and not is_all_down(after)
+                if not other.is_approved
+                and other.not_before > now
+                and not is_all_down(after)
+                and (event.started_at is None or other.created_at < event.started_at)
             ]
             must(not waits, "coupled deletions start together", event, waits)
 

@@ -283,6 +283,7 @@ def make_listeners(
     on_error = service.hosts.unserved.add_error
     metadata = Metadata(service.engine, config, proxy_key, service.tokens, on_error)
     polls = Polls(service.engine, config, vms, service.tokens)
+    polls.on_refused = service.hosts.unserved.add_refused_connection
     metrics = make_metrics_route(service, metadata, polls)
     is_iso = config.not_before_format is NotBeforeFormat.DOCUMENTED
     shared = config.reuse_port

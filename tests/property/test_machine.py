@@ -134,7 +134,7 @@ def test_promise_is_kept_whatever_the_clocks_of_servers_show(
     scope: Scope, main: list[tuple[Move, timedelta]]
 ) -> None:
     """Each command is decided by a server with another clock: NotBefore never moves earlier, and
-    nothing starts before it by the clock that starts it.
+    nothing starts before it by the clock that finds it due.
     """
     now = NOON
     for move, skew in main:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.config import Config
 from forewarn.option_kind import Address
-from forewarn.server import run_listeners, warn_if_store_is_readable
+from forewarn.server import make_listeners, run_listeners, warn_if_store_is_readable
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import ConnectionPolicy
 from forewarn.web.http.listener import (
@@ -18,6 +19,9 @@ from forewarn.web.http.listener import (
     Listener,
 )
 from forewarn.web.http_status import metadata_body
+from tests.builders import SECOND
+from tests.unit.web.guest import Guest
+from tests.unit.web.guest import run as run_guest
 from tests.unit.web.http.test_listener import hello
 
 
@@ -84,3 +88,38 @@ def test_private_store_is_not_a_warning(tmp_path: Path, caplog: pytest.LogCaptur
     warn_if_store_is_readable("memory")
 
     assert caplog.records == []
+
+
+class HeldConnection:
+    """One on which a request is being answered."""
+
+    is_evictable = False
+    due_at = 0.0
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def time_out(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+def test_vm_whose_connections_are_refused_by_a_limit_is_shown() -> None:
+    """It gets 503 before its request is read, so the application does not see it."""
+
+    async def test(guest: Guest) -> None:
+        config = Config(connections_per_address_max=1)
+        listener, _ = make_listeners(config, guest.service, None, 4096)
+        unserved = guest.service.hosts.unserved
+        assert listener.policy.admit(HeldConnection("10.0.0.1"))
+        for _ in range(14):
+            assert not listener.policy.admit(HeldConnection("10.0.0.1"))
+            await guest.clock.advance(5 * SECOND)
+            await unserved.look()
+
+        shown = unserved.find("web", "web-0")
+        assert shown is not None
+        assert shown.detail == "status 503, a limit of connections is reached"
+        assert unserved.find("web", "web-1") is None
+
+    run_guest(test)

@@ -175,6 +175,7 @@ class Draft:
 
     def finish(self, impact: Impact, host: str = "", detail: str = "") -> None:
         """The impact is done: apply its effect on the VM, and end the event if it was the last."""
+        self._drop(impact)
         self.put_impact(replace(impact, state=ImpactState.DONE, claimed_by="", detail=""))
         event = self.events.get(impact.event_id, impact)
         self.record(ChangeKind.IMPACTED, event, vm=impact.vm, detail=detail)
@@ -192,8 +193,31 @@ class Draft:
         self._apply(impact, host)
 
     def fail(self, impact: Impact, problem: str) -> None:
+        self._drop(impact)
         self.put_impact(replace(impact, state=ImpactState.FAILED, claimed_by="", detail=problem))
         self.end_if_over(impact.event_id)
+
+    def _drop(self, impact: Impact) -> None:
+        """Remember an impact that ends while a worker holds it, if its platform may act on."""
+        if impact.is_held and impact.stop_seconds:
+            dropped = (*self.scope.dropped, impact)
+            self.scope, self._is_built = replace(self.scope, dropped=dropped), False
+
+    def forget_dropped(
+        self, worker: str, event_id: str = "", vm: str = "", tries: int | None = None
+    ) -> None:
+        """The platform of the worker no longer acts for this impact, or this try of it; without an
+        impact, for any.
+        """
+        kept = tuple(
+            each
+            for each in self.scope.dropped
+            if each.claimed_by != worker
+            or (vm and (each.event_id, each.vm) != (event_id, vm))
+            or tries not in (None, each.tries)
+        )
+        if kept != self.scope.dropped:
+            self.scope, self._is_built = replace(self.scope, dropped=kept), False
 
     def end_if_over(self, event_id: str) -> None:
         for impact in reversed(self.impacts.values()):  # the last claimed is usually the last
@@ -217,7 +241,7 @@ class Draft:
         impacts = [impact for impact in self.impacts.values() if impact.event_id == event_id]
         self.events.pop(event_id, None)
         for impact in impacts:
-            del self.impacts[event_id, impact.vm]
+            self._drop(self.impacts.pop((event_id, impact.vm)))
         ended = self._remember(Ended(id=event_id, how=how, at=self.now))
         self.scope, self._is_built = replace(self.scope, ended=ended), False
         self.record(ChangeKind(how.value), event or impacts[0], detail=reason)
@@ -268,7 +292,8 @@ class Draft:
                 self.end(event.id, how, reason)
                 continue
             self.put_event(replace(event, resources=rest))
-            self.impacts.pop((event.id, vm), None)
+            if (event.id, vm) in self.impacts:
+                self._drop(self.impacts.pop((event.id, vm)))
             if not is_scheduled:
                 self.end_if_over(event.id)
 

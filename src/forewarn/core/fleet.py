@@ -160,6 +160,7 @@ class Vm(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
 class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A delivery group: all its VMs see one document. Events are in order of creation.
 
+    `dropped` are impacts that ended while a worker held them: see `machine.py`.
     `is_reported`: a host's report has created it, and no fleet has changed it since. Such a scope
     goes with its last VM.
     """
@@ -174,6 +175,7 @@ class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     incarnation: int = 1
     seen_at: datetime | None = None
     is_reported: bool = False
+    dropped: tuple[Impact, ...] = ()
 
     def vm(self, name: str) -> Vm | None:
         return next((vm for vm in self.vms if vm.name == name), None)

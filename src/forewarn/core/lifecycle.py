@@ -156,6 +156,8 @@ def claim(draft: Draft, command: Claim) -> None:
     impact = draft.impacts.get((command.event_id, command.vm))
     if impact is None or impact.is_over:
         return
+    if any(dropped.vm == impact.vm for dropped in draft.scope.dropped):
+        return
     others = [other for other in draft.impacts_of(impact.vm) if not other.is_over]
     if next_due(others, draft.now) is not impact or command.tries not in (None, impact.tries):
         return
@@ -179,6 +181,7 @@ def claim(draft: Draft, command: Claim) -> None:
 
 def release(draft: Draft, command: Release) -> None:
     """The impacts stay claimed, by no worker: they block the VM until they are taken over."""
+    draft.forget_dropped(command.worker, command.event_id, command.vm)
     one = (command.event_id, command.vm) if command.vm else None
     for key, impact in list(draft.impacts.items()):
         if impact.is_held and impact.claimed_by == command.worker and one in (None, key):
@@ -188,11 +191,13 @@ def release(draft: Draft, command: Release) -> None:
 
 def finish(draft: Draft, command: Finish) -> None:
     """Only the attempt that holds the claim counts; the result of a lost claim is ignored."""
+    draft.forget_dropped(command.worker, command.event_id, command.vm, command.tries)
     impact = draft.impacts.get((command.event_id, command.vm))
     if impact is None or impact.state is not ImpactState.CLAIMED:
         return
     if (impact.claimed_by, impact.tries) != (command.worker, command.tries):
         return
+    impact = replace(impact, claimed_by="")
     if not command.problem:
         is_over = command.is_back or not must_come_back(draft, impact)
         end = draft.finish if is_over else draft.boot

@@ -25,6 +25,11 @@ States of an impact, one for each VM of a Started event or of a silent operation
 A VM has one impact at a time, in the order of creation (`lifecycle.claimable`). While it boots, it
 is still under impact, so the event stays in the document; but no worker holds a claim.
 
+An impact may end while a worker holds it: an operator completes the event, or the VM leaves. Then
+the worker cancels its platform call, which may act for a while. Until the worker has released the
+claim, or has lost its lease, the impact is in `Scope.dropped`, and no other of its VM is claimed in
+this scope.
+
 Every command takes the same three steps: apply its own rule; `settle`, that is, start everything
 that may start now; increment the incarnation if the document has changed. So one incarnation always
 means one document. Only a Tick makes an event due, because its sender knows whether the VMs could
@@ -321,9 +326,13 @@ def booting_impacts(scope: Scope) -> list[Impact]:
 
 
 def open_impacts(scope: Scope) -> Iterable[list[Impact]]:
-    """The impacts that are not over, by VM, in order of creation."""
+    """The impacts that are not over, by VM, in order of creation.
+
+    Without those of a VM that a platform may act on for an impact that was dropped.
+    """
     by_vm: dict[str, list[Impact]] = {}
+    acted_on = {impact.vm for impact in scope.dropped}
     for impact in scope.impacts:
-        if not impact.is_over:
+        if not impact.is_over and impact.vm not in acted_on:
             by_vm.setdefault(impact.vm, []).append(impact)
     return by_vm.values()

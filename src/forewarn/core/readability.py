@@ -47,15 +47,15 @@ def note_unread(draft: Draft, command: NoteUnread) -> None:
             detail = f"to {noted.not_before:{TIME_FORMAT}}: it could not be read for {unread}"
             draft.record(ChangeKind.EXTENDED, noted, detail=detail)
         elif (noted.unreadable_since is None) != (event.unreadable_since is None):
-            draft.record(ChangeKind.UPDATED, noted, detail=describe_wait(noted))
+            draft.record(ChangeKind.UPDATED, noted, detail=describe_reading(noted))
 
 
-def describe_wait(event: Event) -> str:
-    """Whether the event waits until its VMs can read it, for the history."""
+def describe_reading(event: Event) -> str:
+    """Whether its VMs can read the event, for the history."""
     if event.unreadable_since is None:
         return "its VMs can read it again"
     since = f"{event.unreadable_since:{TIME_FORMAT}}"
-    return f"does not start: its VMs have not been able to read it since {since}"
+    return f"its VMs have not been able to read it since {since}, so its notice does not pass"
 
 
 def with_gaps(event: Event, gaps: Sequence[Gap], since: datetime | None, timing: Timing) -> Event:
@@ -68,7 +68,7 @@ def with_gaps(event: Event, gaps: Sequence[Gap], since: datetime | None, timing:
         return event
     gap_min = timing.gap_min_of(event.type)
     counting = [gap.since for gap in event.gaps]
-    if event.unreadable_since is not None:
+    if event.unreadable_since is not None and since is None:
         counting.append(event.unreadable_since)
     counted = [
         gap

@@ -6,9 +6,10 @@
 
 Each host's record has this for its VMs. Hosts are asked for reports until it is settled. A VM is a
 duplicate while two hosts have confirmed it: nothing acts on it then, also if one of them becomes
-unreachable, until that reports or an operator forgets it. It does not count while an
-impact moves it: then both have it for a while. An incoming migration is not reported as running, so
-one that was started by hand is no duplicate either.
+unreachable, until that reports or an operator fences it. While an impact moves a VM, both have it
+for a while, and nothing is confirmed. What is confirmed stays so, whatever is planned: an impact
+that waits because of it moves nothing. An incoming migration is not reported as running, so one
+that was started by hand is no duplicate either.
 """
 
 from collections import defaultdict
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from forewarn.core.change import Change, ChangeKind
-from forewarn.core.event import Cause, Impact, is_move
+from forewarn.core.event import Cause, ImpactState, is_move
 from forewarn.core.fleet import Vm
 from forewarn.engine.engine import Engine
 from forewarn.engine.managed_hosts import (
@@ -24,7 +25,7 @@ from forewarn.engine.managed_hosts import (
     HostedVm,
     ManagedHost,
     ManagedHosts,
-    unless_forgotten,
+    unless_fenced,
 )
 from forewarn.engine.transaction import Transaction
 from forewarn.log import log
@@ -32,7 +33,9 @@ from forewarn.platform.base import STARTS
 
 CONFIRMED_AFTER = timedelta(seconds=10)
 HOSTS_COMPARED_MAX = 50
-"""How many records of other hosts one commit compares."""
+"""How many records of other hosts one commit compares: a store has a limit."""
+ENTRIES_MAX = 1000
+"""How many VMs one commit names in the history: its size has a limit."""
 
 
 class DuplicateVms:
@@ -54,14 +57,22 @@ class DuplicateVms:
     def count(self) -> int:
         return sum(len(hosts) > 1 for hosts in self._confirmed.values())
 
-    def reason_to_wait(self, vm: Vm, impact: Impact) -> str:
-        """Why nothing acts on a VM although its host can: it runs twice, or might after a start."""
+    def reason_to_wait(self, vm: Vm, cause: Cause, tries: int) -> str:
+        """Why nothing acts on a VM although its host can: it runs twice, or might after a start.
+
+        `tries` were made before.
+        """
         hosts = self.hosts_of(vm.id)
         if hosts:
             return f"it runs on {' and '.join(hosts)}: stop all but one"
-        host = self._managed.not_answering(vm) if may_start(vm, impact) else ""
+        host = self._managed.not_answering(vm) if may_start(vm, cause, tries) else ""
         if not host:
             return ""
+        if self._managed.is_forgotten(host):
+            return (
+                f"it may run on {host}, which was forgotten and left running; expected its daemon,"
+                f" or `forewarn host forget {host} --fenced` when it is off"
+            )
         reason = self._managed.reason(host)
         if not reason:
             return f"it may run on {host}, which is back and has not reported its VMs yet"
@@ -89,7 +100,7 @@ class DuplicateVms:
             others = set(self._others(host, vm_id))
             if was_double:
                 others |= self._confirmed.get(vm_id, set()) - {host}
-            if runs(vm) and others and not self._moves(vm_id):
+            if runs(vm) and others and (was_double or not self._moves(vm_id)):
                 since = (old.double_since if old else None) or t.now
                 is_double = was_double or taken_at - since > CONFIRMED_AFTER
                 after[vm_id] = after[vm_id]._replace(double_since=since, is_double=is_double)
@@ -98,7 +109,7 @@ class DuplicateVms:
             for vm_id in record.vms.keys() | after.keys()
             if is_double_in(record.vms, vm_id) != is_double_in(after, vm_id)
         ]
-        self._record(t, host, after, sorted(changed)[:HOSTS_COMPARED_MAX])
+        self._record(t, host, after, sorted(changed)[:ENTRIES_MAX])
         return after
 
     def _others(self, host: str, vm_id: str) -> list[str]:
@@ -106,10 +117,12 @@ class DuplicateVms:
         return [each for each in running if each != host and self._managed.has_contact(each)]
 
     def _moves(self, vm_id: str) -> bool:
-        """Whether an impact moves a VM at present."""
+        """Whether an impact moves a VM at present. One that waits has not begun."""
         board = self._engine.board
         return any(
-            impact.vm == name and is_move(impact.type, impact.cause) and not impact.is_over
+            impact.vm == name
+            and is_move(impact.type, impact.cause)
+            and (impact.is_held or impact.state is ImpactState.BOOTING)
             for name in board.ids.holders(vm_id)
             for impact in board.vms[name].scope.impacts
         )
@@ -122,11 +135,15 @@ class DuplicateVms:
         The records of the other hosts are compared at the commit, so that one of two servers
         writes it.
         """
+        known = dict[str, ManagedHost | None]()
         for vm_id in changed:
             others = list[str]()
-            for other in self._managed.running_on(vm_id):
-                known = unless_forgotten(t.get(HOST_KEY.format(other))) if other != host else None
-                if known is not None and is_double_in(known.vms, vm_id):
+            known_on = {*self._managed.running_on(vm_id), *self._confirmed.get(vm_id, ())}
+            for other in sorted(known_on - {host}):
+                if other not in known and len(known) < HOSTS_COMPARED_MAX:
+                    known[other] = unless_fenced(t.get(HOST_KEY.format(other)))
+                record = known[other] if other in known else self._managed.find(other)
+                if record is not None and is_double_in(record.vms, vm_id):
                     others.append(other)
             name = next(iter(self._engine.board.ids.holders(vm_id)), "")
             if not others or not name:
@@ -140,7 +157,7 @@ class DuplicateVms:
 
     def _on_change(self, before: ManagedHost | None, after: ManagedHost | None) -> None:
         host = (after or before).host  # type: ignore[union-attr]
-        before, after = unless_forgotten(before), unless_forgotten(after)
+        before, after = unless_fenced(before), unless_fenced(after)
         old, new = before.vms if before else {}, after.vms if after else {}
         for vm_id in old.keys() | new.keys():
             if old.get(vm_id) != new.get(vm_id):
@@ -161,10 +178,10 @@ class DuplicateVms:
         return next(iter(self._engine.board.ids.holders(vm_id)), vm_id)
 
 
-def may_start(vm: Vm, impact: Impact) -> bool:
+def may_start(vm: Vm, cause: Cause, tries: int) -> bool:
     """Whether an impact may start a VM that is off: one that it or its owner wants to run."""
-    has_failed = impact.cause is Cause.FAILED and not vm.power.is_off
-    return impact.cause in STARTS or has_failed or impact.tries > 0
+    has_failed = cause is Cause.FAILED and not vm.power.is_off
+    return cause in STARTS or has_failed or tries > 0
 
 
 def runs(vm: HostedVm | None) -> bool:

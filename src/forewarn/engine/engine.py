@@ -270,7 +270,8 @@ class Engine(Replica):
         """Delete the polls of a deleted scope with it, and those that its next scope would find.
 
         Polls that an earlier version stored in the scope's record get a record of their own,
-        because the commit removes them from there.
+        because the commit removes them from there. The last poll of a scope with one VM is that of
+        the VM: it gets a record when another VM joins.
         """
         for key, after in list(transaction.writes.items()):
             if kind_of(key) != "scope":
@@ -282,6 +283,9 @@ class Engine(Replica):
             polled_key = POLLED_KEY.format(name_of(key))
             if after is None and self.read(polled_key).revision:
                 transaction.put(polled_key, None)
+            before, seen_at = transaction.reads[key].value, self.read(seen_key).value
+            if before and after and seen_at and len(before.vms) == 1 < len(after.vms):
+                transaction.put(polled_key, {before.vms[0].name: int(seen_at.timestamp())})
 
     async def submit(
         self,

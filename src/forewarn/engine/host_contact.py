@@ -57,6 +57,12 @@ NOTE_RETRY = timedelta(seconds=1)
 NEVER = datetime.min.replace(tzinfo=UTC)
 NOTE_SLACK = timedelta(seconds=5)
 """How long it may take until what a server has noticed is written into the records of hosts."""
+SINCE_SLACK = timedelta(seconds=2)
+"""A time that a daemon reports in whole seconds is the same again within this."""
+UNNOTICED_MAX = SILENT - timedelta(seconds=1)
+"""How long a daemon may have been silent without its server noticing. It counts for a Preempt, and
+not for other events.
+"""
 ALL_KNOW_AFTER = SILENT + TTL + NOTE_SLACK
 """Every server knows after this time that a host was away: its server has noticed that, or died
 before, and its lease has ended.
@@ -170,9 +176,21 @@ class HostContacts:
         return shown.at if is_same else shown.at - written_after
 
     def gaps_of(self, host: str) -> Sequence[Gap]:
-        """When the daemon was away, recently."""
-        record = self._managed.find(host)
+        """When the daemon was away, recently, also if it was forgotten since."""
+        record = self._managed.find_record(host)
         return record.gaps if record is not None else ()
+
+    def gaps_until(self, record: ManagedHost, now: datetime) -> tuple[Gap, ...]:
+        """When the daemon of a host that is forgotten now was away, until now: from then on its VMs
+        ask the servers.
+        """
+        if not record.session:
+            return record.gaps
+        loss = self._find_loss(record) if record.server else None
+        away_since = _last_contact(record, loss) if loss else record.since
+        times = (record.away_since or away_since, record.unconfirmed_since)
+        since = min(time for time in times if time is not None)
+        return keep_recent([*record.gaps, Gap(since, now)], now, self._engine.timing)
 
     def away_since(self, host: str) -> datetime | None:
         """Since when the daemon is away, or its relay gets no answer.
@@ -180,6 +198,10 @@ class HostContacts:
         None while neither is so, or the host has no daemon.
         """
         return self._unread_since(self._managed.find(host))
+
+    def is_in_doubt(self, host: str) -> bool:
+        """Whether the host has a daemon that no server has contact with at present."""
+        return self._managed.find(host) is not None and not self._managed.has_contact(host)
 
     def _unread_since(self, record: ManagedHost | None, session: str = "") -> datetime | None:
         """As `away_since`, for a request of a session, if one is given."""
@@ -235,7 +257,11 @@ class HostContacts:
 
     def is_noted(self, record: ManagedHost, request: WorkRequest) -> bool:
         """Whether the record says what this request says about contact."""
-        return (record.unconfirmed_since is not None) == self._is_unconfirmed(request)
+        if not self._is_unconfirmed(request):
+            return record.unconfirmed_since is None
+        since = self._engine.decision_time() - timedelta(seconds=request.unconfirmed_seconds)
+        noted = record.unconfirmed_since
+        return noted is not None and noted <= since + SINCE_SLACK
 
     def _is_unconfirmed(self, request: WorkRequest) -> bool:
         lasts = timedelta(seconds=request.unconfirmed_seconds)
@@ -246,23 +272,26 @@ class HostContacts:
         known: ManagedHost | None,
         new: ManagedHost,
         request: WorkRequest,
-        contact_at: datetime,
+        contact_at: datetime | None,
         now: datetime,
     ) -> ManagedHost:
         """The new record of a host, with what it says about contact.
 
-        `contact_at` is when its daemon sent its last request.
+        `contact_at` is when its daemon sent its last request; None if this server does not know.
         """
         if known is not None and not new.server:
-            away_since = known.unconfirmed_since or known.away_since or contact_at
+            away_since = self._unread_since(known, new.session) or contact_at or now
             left = replace(new, away_since=away_since, unconfirmed_since=None)
             return left if known.server else new
         since, timing = self._unread_since(known, new.session), self._engine.timing
+        if since is None and known is not None and known.session != new.session:
+            since = contact_at or now - UNNOTICED_MAX  # its daemon was killed and has restarted
         gaps = list(known.gaps) if known is not None else []
         if self._is_unconfirmed(request):  # a gap of which only the beginning is known
             asked_at = now - timedelta(seconds=request.unconfirmed_seconds)
             known_since = known.unconfirmed_since if known is not None else None
-            unconfirmed_since = known_since or min(asked_at, since or asked_at)
+            times = (known_since, asked_at, since)
+            unconfirmed_since = min(time for time in times if time is not None)
             return replace(
                 new, away_since=None, gaps=tuple(gaps), unconfirmed_since=unconfirmed_since
             )

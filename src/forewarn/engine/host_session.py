@@ -22,12 +22,14 @@ class HandedOut:
 class DaemonSession:
     """A connected daemon. At `silent_at` it counts as silent, unless it sends something.
 
-    Its reports count from `merge_at`.
+    `server` is the name of this server in the record of the host: it has another one after a lost
+    lease. Its last report that counts was taken at `reported_at`.
     """
 
     latest: WorkRequest
     silent_at: datetime
-    merge_at: datetime
+    server: str = ""
+    reported_at: datetime | None = None
     calls: dict[ImpactKey, HandedOut] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -13,22 +13,24 @@ may connect is decided in `machine_binding.py`.
 import asyncio
 import functools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
-from forewarn.engine.engine import Engine
+from forewarn.engine.engine import CLOCK_SKEW_SECONDS_MAX, Engine
 from forewarn.engine.host_contact import HostContacts
 from forewarn.engine.host_session import DaemonSession, refuse_late, unreachable
-from forewarn.engine.machine_binding import SILENT, bind, cloned
+from forewarn.engine.machine_binding import SILENT, bind, cloned, find_refusal
 from forewarn.engine.managed_hosts import (
     HOST_KEY,
     ManagedHost,
     ManagedHosts,
     is_served,
+    unless_fenced,
     unless_forgotten,
 )
 from forewarn.engine.transaction import Transaction
@@ -38,9 +40,9 @@ from forewarn.platform.remote import WorkRequest
 from forewarn.store.base import Lease
 
 TICK = timedelta(seconds=1)
-MERGE_AFTER = timedelta(seconds=5)
+MERGE_AFTER = timedelta(seconds=5 + CLOCK_SKEW_SECONDS_MAX)
 """A daemon that replaces one in contact may be the clone of its machine, with other VMs. The other
-one sends a request in this time, and then none is served.
+one sends a request in this time, by the clock of any server, and then none is served.
 """
 
 
@@ -68,7 +70,6 @@ class HostSessions:
         self._on_end = on_end
         self._sessions: dict[str, DaemonSession] = {}
         self._processing = Counter[tuple[str, str]]()  # requests by host and session
-        self._refused: dict[str, dict[str, int]] = {}  # replaced sessions, by host
         self._connected = asyncio.Event()
         engine.on_change("hostd", self._on_record)
 
@@ -112,28 +113,28 @@ class HostSessions:
 
     async def _connect(self, host: str, request: WorkRequest) -> DaemonSession:
         """The session of a daemon that has sent something."""
-        session, now = self._sessions.get(host), self._engine.clock.now
-        record = self._managed.find(host)
+        session, record = self._sessions.get(host), self._managed.find(host)
         is_known = session is not None and session.latest.session == request.session
         if session and is_known and self.serves(host) and self._is_noted(record, request):
             return session
-        is_replaced = record is not None and record.session != request.session
-        was_connected = is_replaced and self._managed.has_contact(host)
         await self.update(host, request)
         await self._engine.require_caught_up()  # another server may have handed out impacts
         session = self._sessions.get(host)
         if session is None or session.latest.session != request.session:
             self._drop(host)
-            merge_at = now() + MERGE_AFTER if was_connected else now()
-            session = self._sessions[host] = DaemonSession(request, now() + SILENT, merge_at)
+            silent_at = self._engine.clock.now() + SILENT
+            session = self._sessions[host] = DaemonSession(request, silent_at)
             self._connected.set()
+        session.server = self._server()
         self._on_connect(self._managed.vms_of(self._managed.find(host)))
         return session
 
     def _is_noted(self, record: ManagedHost | None, request: WorkRequest) -> bool:
         """Whether the record says what this request says about its daemon."""
-        is_same = record is not None and record.problem == request.problem
-        return record is not None and is_same and self._contacts.is_noted(record, request)
+        if record is None or record.problem != request.problem:
+            return False
+        is_same = record.unserved == tuple(request.unserved)
+        return is_same and self._contacts.is_noted(record, request)
 
     async def update(
         self,
@@ -142,58 +143,71 @@ class HostSessions:
         change: Callable[[ManagedHost, Transaction], ManagedHost] = lambda record, _: record,
     ) -> None:
         """Change the record of a host whose daemon this request connects to this server."""
-        lease, key, server = self._get_lease(), HOST_KEY.format(host), self._server()
+        lease, key = self._get_lease(), HOST_KEY.format(host)
         if lease is None:
             raise Unavailable("this server has no lease at present; try another server")
-        is_repeated = self._is_repeated(host, request)
 
         def decide(transaction: Transaction) -> HostTaken | None:
-            known = unless_forgotten(transaction.get(key))
-            old = known or first_record(host, request, transaction.now)
-            session = self._sessions.get(host)
-            contact_at = session.silent_at - SILENT if session else transaction.now
-            lost_at = contact_at if session and old.server == server else old.since
-            new = bind(old, request, transaction.now, is_repeated=is_repeated)
+            record: ManagedHost | None = transaction.get(key)
+            known = unless_forgotten(record)
+            old = known or first_record(host, request, transaction.now, record)
+            asked_at, lost = self._find_contact(old)
+            contact_at = transaction.now if request.is_leaving else asked_at
+            new = bind(old, request, transaction.now)
+            refusal = find_refusal(new, request.session)
+            if refusal is not None and not new.rivals:
+                put_if_changed(transaction, known, new)
+                return refusal
             if new.rivals:
-                new = note_unreported(old, new, lost_at)
+                new = note_unreported(old, new, lost)
             else:
-                is_elsewhere = old.server != server and is_served(old, transaction.get)
-                refuse_late(host, request, known, is_elsewhere=is_elsewhere)
-                new = replace(new, server=server, problem=request.problem)
-                new = note_unreported(old, new, lost_at)
-                new = note_unreported(new, change(new, transaction), lost_at)
+                new = self._serve(known, old, new, request, lost, transaction)
+                new = note_unreported(new, change(new, transaction), lost)
             new = self._contacts.note(known, new, request, contact_at, transaction.now)
             details = describe_change(old, new)
             if details:
                 new = replace(new, since=transaction.now)
-            for detail in details:
+            for detail in [*details, *describe_bridges(old, new)]:
                 transaction.record(Change(ChangeKind.UPDATED, host=host, detail=detail))
-            if new != known:
-                transaction.put(key, replace(new, number=request.number))
-            return cloned(new) if new.rivals else None
+            put_if_changed(transaction, known, new, request.number)
+            return refusal
 
         try:
             refusal = await self._engine.update([key], decide, by=f"hostd {host}", lease=lease)
             if refusal is not None:
                 raise refusal
         except HostTaken as error:
-            self._on_refusal(host, request, error)
+            self._engine.throttled_log.warn("daemon refused", host=host, problem=error.message)
             raise
 
-    def _is_repeated(self, host: str, request: WorkRequest) -> bool:
-        """Whether this session was refused before, and has sent another request since.
+    def _serve(
+        self,
+        known: ManagedHost | None,
+        old: ManagedHost,
+        new: ManagedHost,
+        request: WorkRequest,
+        lost: "Lost",
+        transaction: Transaction,
+    ) -> ManagedHost:
+        """The record of a host that this server serves now. Refuses a request that came late."""
+        server = self._server()
+        is_elsewhere = old.server != server and is_served(old, transaction.get)
+        refuse_late(old.host, request, known, is_elsewhere=is_elsewhere)
+        unserved = tuple(request.unserved)
+        new = replace(new, server=server, problem=request.problem, unserved=unserved)
+        new = note_unreported(old, new, lost)
+        had_contact = is_elsewhere or old.server == server
+        return hold_reports(old, new, transaction.now, had_contact=had_contact)
 
-        A request of a daemon that has ended may arrive late, and says nothing.
+    def _find_contact(self, record: ManagedHost) -> tuple[datetime | None, "Lost"]:
+        """When the daemon of a host last asked this server, None if it asks another one; and what
+        is known if it is lost.
         """
-        number = self._refused.get(host, {}).get(request.session)
-        return number is not None and not 0 < request.number <= number
-
-    def _on_refusal(self, host: str, request: WorkRequest, error: HostTaken) -> None:
-        record = self._managed.find(host)
-        if record is not None and request.session in record.replaced:
-            known = self._refused.get(host, {}) | {request.session: request.number}
-            self._refused[host] = {each: known[each] for each in record.replaced if each in known}
-        self._engine.throttled_log.warn("daemon refused", host=host, problem=error.message)
+        session = self._sessions.get(record.host)
+        if session is None or record.server != session.server:
+            return None, Lost(record.since, record.since)
+        asked_at = session.silent_at - SILENT
+        return asked_at, Lost(asked_at, session.reported_at or record.since)
 
     async def end(
         self, host: str, request: WorkRequest, is_lost: Callable[[], bool] = lambda: True
@@ -253,17 +267,46 @@ class HostSessions:
             self._drop(record.host)
 
 
-def first_record(host: str, request: WorkRequest, now: datetime) -> ManagedHost:
-    """Of a host that is not managed yet. A list of VMs from just before this request counts."""
-    return ManagedHost(
-        host, request.session, "", now, machine=request.machine, unreported_since=now - SILENT
+def first_record(
+    host: str, request: WorkRequest, now: datetime, forgotten: ManagedHost | None
+) -> ManagedHost:
+    """Of a host that is not managed yet. A list of VMs from just before this request counts.
+
+    What is known of a host that was left running is true until it reports.
+    """
+    known = unless_fenced(forgotten) or ManagedHost(host, "", "", now)
+    return replace(
+        known,
+        session=request.session,
+        since=now,
+        unreported_since=now - SILENT,
+        reported_at=known.reported_at or now - SILENT,
     )
 
 
-def note_unreported(old: ManagedHost, new: ManagedHost, lost_at: datetime) -> ManagedHost:
-    """The new record; if its daemon does not act as before, a report is wanted since `lost_at`."""
+def put_if_changed(
+    transaction: Transaction, known: ManagedHost | None, new: ManagedHost, number: int | None = None
+) -> None:
+    """Write the record of a host, with the number of the request that has changed it."""
+    if new != known:
+        number = new.number if number is None else number
+        transaction.put(HOST_KEY.format(new.host), replace(new, number=number))
+
+
+class Lost(NamedTuple):
+    """When a daemon that may be lost was certainly in contact, and when its last report was taken.
+
+    Both may have been later.
+    """
+
+    at: datetime
+    reported_at: datetime
+
+
+def note_unreported(old: ManagedHost, new: ManagedHost, lost: Lost) -> ManagedHost:
+    """The new record; if its daemon does not act as before, a report is wanted from then on."""
     if new.unreported_since is None and describe_change(old, new):
-        return replace(new, unreported_since=lost_at)
+        return replace(new, unreported_since=lost.at, reported_at=lost.reported_at)
     return new
 
 
@@ -279,3 +322,28 @@ def describe_change(old: ManagedHost, new: ManagedHost) -> list[str]:
         state = f"cannot act: {new.problem}" if new.problem else "can act again"
         return [f"daemon of {host} {state}"]
     return []
+
+
+def describe_bridges(old: ManagedHost, new: ManagedHost) -> Iterator[str]:
+    """The bridges that are not served any more, and those that are again."""
+    before, after = ({each.bridge: each for each in record.unserved} for record in (old, new))
+    for bridge in sorted(before.keys() ^ after.keys()):
+        is_lost = bridge in after
+        state = f"is not served: {after[bridge].problem}" if is_lost else "is served again"
+        yield f"bridge {bridge} of {new.host} {state}"
+
+
+def hold_reports(
+    old: ManagedHost, new: ManagedHost, now: datetime, *, had_contact: bool
+) -> ManagedHost:
+    """The new record, which says from when on a list of VMs counts.
+
+    A session that has replaced one in contact may be that of a clone; if the server of that one was
+    lost, it looks for another. A list from before its host was back may lack what was moved there
+    since.
+    """
+    if old.server and new.session != old.session:
+        new = replace(new, merge_at=now + MERGE_AFTER)
+    if not had_contact and new.unreported_since is not None:
+        return replace(new, unreported_since=max(new.unreported_since, now - SILENT))
+    return new

@@ -1,7 +1,7 @@
 """One impact that a server carries out: claim it, run it, record the result, wait for the VM."""
 
 import asyncio
-from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -46,8 +46,9 @@ class ImpactJob:
         +-----------+------------+------------+------> (dropped)
 
     `call` is what the platform does for it while it is RUNNING or BOOTING. `calls` has the calls
-    that have not ended, even if no task awaits them any more. `stop_seconds` is how long a call may
-    act after it was canceled, `host` the host whose daemon makes it.
+    that have not ended, even if no task awaits them any more, and `last_call` the last one of this
+    job. `stop_seconds` is how long a call may act after it was canceled, `host` the host whose
+    daemon makes it.
     """
 
     engine: Engine
@@ -61,6 +62,7 @@ class ImpactJob:
     stop_seconds: float = 0.0
     host: str = ""
     call: asyncio.Future[Finish | Release] | asyncio.Future[None] | None = None
+    last_call: asyncio.Future[ImpactResult] | None = None
     is_booting: bool = False
 
     def check(self) -> None:
@@ -69,9 +71,10 @@ class ImpactJob:
             self.call.cancel()
 
     async def run(self) -> Finish | Release | None:
-        """Claim and run the impact. None if the claim is not ours.
+        """Claim and run the impact. None if the claim is not ours, or no longer.
 
         The same commit may have ended the event after the claim, so only what is published counts.
+        Ends when the platform no longer acts on the VM, unless this task is canceled.
         """
         claim = Claim(
             event_id=self.impact.event_id,
@@ -83,12 +86,16 @@ class ImpactJob:
         )
         outcome, request = await self._submit(claim), self._find_request()
         if outcome is None or request is None:
-            return None
+            return self._release_dropped()
         call = self.call = asyncio.ensure_future(self._run_impact(request))
         try:
-            return await call
+            await asyncio.wait((call,))
         finally:
             call.cancel()
+        if call.cancelled():  # by `check`
+            await self._wait_until_stopped()
+            return self._release_dropped()
+        return call.result()
 
     async def finish(self, finish: Finish | Release) -> None:
         """Record the result; without it the impact would run again."""
@@ -124,6 +131,15 @@ class ImpactJob:
             return impact.state is ImpactState.BOOTING
         return impact.is_held and impact.claimed_by == self.worker
 
+    def _release_dropped(self) -> Release | None:
+        """What ends our claim if the impact was dropped: the VM's next impact waits for that."""
+        published = self.engine.board.scopes.get(self.scope)
+        ours = self.impact.event_id, self.impact.vm, self.worker
+        for each in published.scope.dropped if published else ():
+            if (each.event_id, each.vm, each.claimed_by) == ours:
+                return Release(worker=self.worker, event_id=each.event_id, vm=each.vm)
+        return None
+
     def _find_request(self) -> ImpactRequest | None:
         """The request for the platform, if the impact is ours."""
         published = self.engine.board.scopes.get(self.scope)
@@ -140,11 +156,15 @@ class ImpactJob:
         )
         log, clock, vm = self.engine.throttled_log, self.engine.clock, request.vm.name
 
-        def start() -> Awaitable[ImpactResult]:
-            call = asyncio.ensure_future(self._call(request))
+        async def start() -> ImpactResult:
+            call = self.last_call = asyncio.ensure_future(self._call(request))
             self.calls.add(call)
             call.add_done_callback(self.calls.discard)
-            return within(clock, self.limit, call)
+            try:
+                return await within(clock, self.limit, call)
+            except TimeoutError:
+                await self._wait_until_stopped()
+                raise
 
         def warn(problem: str) -> None:
             log.warn("platform call not started", vm=vm, problem=problem)
@@ -155,6 +175,16 @@ class ImpactJob:
         except HostUnreachable:
             return Release(worker=self.worker, event_id=finish.event_id, vm=vm)
         return replace(finish, **asdict(result))
+
+    async def _wait_until_stopped(self) -> None:
+        """Wait for the last call, which was canceled, for as long as it may act on the VM.
+
+        The impact stays claimed, or in `Scope.dropped`, so nothing else acts on the VM.
+        """
+        limit = timedelta(seconds=self.stop_seconds)
+        if self.last_call is not None:
+            with suppress(TimeoutError):
+                await within(self.engine.clock, limit, asyncio.wait((self.last_call,)))
 
     async def _call(self, request: ImpactRequest) -> ImpactResult:
         """Call the platform if the lease is held.

@@ -22,7 +22,7 @@ from forewarn.fleetfile.parser import Fleet, parse_address
 from forewarn.fleetfile.yaml_source import FieldError, convert, explain, format_path
 from forewarn.platform.libvirt.domain_xml import DiscoveredVm
 from forewarn.platform.libvirt.fleet_import import sync_in_steps
-from forewarn.platform.remote import ReportedVm
+from forewarn.platform.remote import UNDECODABLE, ReportedVm
 from forewarn.steps import Steps, in_turns
 
 PROBLEMS_MAX = 100
@@ -31,14 +31,18 @@ NOT_ACCEPTED_MAX = 20
 NOT_ACCEPTED_LENGTH_MAX = 300
 """In the record of the host."""
 VM_SCHEMA = msgspec.json.schema(ReportedVm)
+VM_BYTES_MAX = 16 * 1024
+"""A VM with 64 MAC addresses and as many IPv6 addresses has less than half of it."""
+VM_BYTES_PER_STEP = 1024
+"""Decoding so much takes about as long as the rest of the work on a VM."""
 
 
 class HostInventory:
     """One report of a host, which is read and then planned, both in turns with everything else.
 
     `vms` are those of the host, and `problems` name the ones that do not fit into the fleet. What
-    is known of such a VM stays as it is. New ones may be placed in these `scopes`, or in any if
-    there are none.
+    is known of such a VM stays as it is; `refused` has the ids of those that run. New ones may be
+    placed in these `scopes`, or in any if there are none.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class HostInventory:
         engine: Engine,
         managed: ManagedHosts,
         host: str,
-        vms: Iterable[dict[str, Any]],
+        vms: Iterable[msgspec.Raw],
         scopes: Collection[str] = (),
     ) -> None:
         self._engine = engine
@@ -57,6 +61,7 @@ class HostInventory:
         self._refused: set[str] = set()  # ids and names
         self._domains: dict[str, DiscoveredVm] = {}
         self.vms: dict[str, HostedVm] = {}
+        self.refused: set[str] = set()
         self.problems: list[str] = []
 
     async def read(self) -> None:
@@ -79,13 +84,14 @@ class HostInventory:
         return (*lines, f"and {more} more VMs") if more else tuple(lines)
 
     def _read(self) -> Steps[None]:
-        for values in self._reported:
-            yield 1
+        for encoded in self._reported:
+            yield 1 + len(encoded) // VM_BYTES_PER_STEP
             try:
-                vm = _convert(values)
+                vm = _decode(encoded)
             except Invalid as error:
-                self.problems.append(error.message)
-                self._refused |= {str(values.get("id")).lower(), str(values.get("name"))}
+                name, vm_id = _identify(encoded)
+                self.problems.append(f"VM {name[:80]!r}: {error.message}")
+                self._refused |= {vm_id.lower(), name}
                 continue
             fields = asdict(vm) | {"id": vm.id.lower()}
             is_active = fields.pop("power") == Power.RUNNING
@@ -109,6 +115,7 @@ class HostInventory:
             except Invalid as error:
                 del self._domains[domain.id]
                 self._refused |= {domain.id, domain.name}
+                self.refused |= {domain.id} if domain.is_active else set()
                 self.problems.append(error.message)
                 continue
             addresses, problem = checks.select_addresses(domain)
@@ -165,7 +172,8 @@ class HostInventory:
     def _select(self, scopes: Iterable[Scope]) -> Steps[tuple[list[DiscoveredVm], frozenset[str]]]:
         """The domains that count, and the VMs that were found here after their host was lost.
 
-        A VM that another host runs is there. One that is under impact keeps its name and scope.
+        A VM that another host runs is there. One that is under impact keeps its name and scope,
+        also if the host no longer has it.
         VMs of the fleet come first: a new one must not take the name of one that stays.
         """
         domains, found, managed = dict(self._domains), set[str](), self._managed
@@ -182,7 +190,9 @@ class HostInventory:
                         domains[vm.id] = replace(domain, name=vm.name, scope="", kind=None)
                     if managed.is_away(vm.host) and domain.is_active:
                         found.add(vm.name)
-                elif vm.host == self._host and (place or (vm.id or vm.name) in self._refused):
+                elif vm.host == self._host and (
+                    place or vm.name in busy or (vm.id or vm.name) in self._refused
+                ):
                     domains[vm.id or vm.name] = DiscoveredVm(
                         name=vm.name, id=vm.id, host=place or vm.host, is_active=False
                     )
@@ -277,15 +287,43 @@ class HostInventory:
         return replace(vm, is_address_taken=is_taken)
 
 
-def _convert(values: dict[str, Any]) -> ReportedVm:
+class VmIdentity(msgspec.Struct):
+    """What a VM that is not accepted is called. The rest of it is skipped, however large."""
+
+    name: msgspec.Raw = msgspec.Raw(b"null")
+    id: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def _identify(encoded: msgspec.Raw) -> tuple[str, str]:
+    """The name and the id of a VM that is not accepted; empty if it has none."""
+    try:
+        vm = msgspec.json.decode(encoded, type=VmIdentity)
+    except UNDECODABLE:
+        return "", ""
+    return _decode_text(vm.name), _decode_text(vm.id)
+
+
+def _decode_text(encoded: msgspec.Raw) -> str:
+    try:
+        return msgspec.json.decode(encoded, type=str)
+    except UNDECODABLE:
+        return ""
+
+
+def _decode(encoded: msgspec.Raw) -> ReportedVm:
     """Invalid, in one line, if it is not a VM that can be in a fleet."""
+    if len(encoded) > VM_BYTES_MAX:
+        raise Invalid(f"it has {len(encoded)} bytes; at most {VM_BYTES_MAX} are accepted")
+    try:
+        values = msgspec.json.decode(encoded, type=dict[str, Any])
+    except UNDECODABLE as error:
+        raise Invalid(f"not a JSON object: {error}") from error
     try:
         vm = convert({name: each for name, each in values.items() if each != ""}, ReportedVm)
         unmovable = "".join(each if each.isprintable() else " " for each in vm.unmovable)
         return replace(vm, addresses=tuple(map(parse_address, vm.addresses)), unmovable=unmovable)
     except FieldError as error:
         path, message = explain(error, values, VM_SCHEMA)
-        problem = f"{format_path(path)}: {message}"
+        raise Invalid(f"{format_path(path)}: {message}") from error
     except ValueError as error:
-        problem = f"addresses: {error}"
-    raise Invalid(f"VM {str(values.get('name'))[:80]!r}: {problem}")
+        raise Invalid(f"addresses: {error}") from error

@@ -104,7 +104,8 @@ class ClaimReleaser:
             self._changed.set()
 
     def _lost_holders(self, scope: Scope) -> set[str]:
-        holders = {impact.claimed_by for impact in scope.impacts if impact.is_held}
+        impacts = (*scope.impacts, *scope.dropped)
+        holders = {impact.claimed_by for impact in impacts if impact.is_held}
         return {holder for holder in holders if not self._has_lease(holder)}
 
     def _has_lease(self, holder: str) -> bool:
@@ -143,7 +144,8 @@ class ClaimReleaser:
                 if self._has_lease(holder):
                     continue
                 self._gone_since[holder] = self._engine.clock.now()
-            held = (impact for impact in scope.impacts if impact.claimed_by == holder)
+            impacts = (*scope.impacts, *scope.dropped)
+            held = (impact for impact in impacts if impact.claimed_by == holder)
             delay = takeover_delay(max(impact.stop_seconds for impact in held))
             release_at = self._gone_since[holder] + delay
             if self._engine.clock.now() < release_at:

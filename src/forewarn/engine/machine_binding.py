@@ -6,10 +6,11 @@ A host is bound to the machine whose daemon connects first.
                        an earlier version names no machine: the host is FREE, too
     BOUND -> BOUND     another session of the same machine replaces the last one at once: a machine
                        lets only one daemon of a host run (`hostd/daemon.py`), so the last one ended
-    BOUND -> CLONED    a replaced session sends requests after it was refused: two machines have
-                       one id. None of them is served, because they act on different VMs
+    BOUND -> CLONED    a replaced session sends requests after it was refused, by any server: two
+                       machines have one id. None of them is served, because they act on different
+                       VMs
     CLONED -> BOUND    only one of these sessions has sent something for SILENT
-    BOUND, CLONED -> FREE      an operator forgets the host
+    BOUND, CLONED -> FREE      an operator forgets the host, and says that it is fenced
 
 Another machine is refused in every state but FREE. No rule depends on how long a daemon is silent,
 so a server that is slow, or has lost its lease, cannot give a host away.
@@ -32,18 +33,16 @@ REPLACED_MAX = 8
 """How many replaced sessions are remembered: more than two machines may have one id."""
 
 
-def bind(
-    known: ManagedHost, request: WorkRequest, now: datetime, *, is_repeated: bool
-) -> ManagedHost:
+def bind(known: ManagedHost, request: WorkRequest, now: datetime) -> ManagedHost:
     """The record after a request: it names the session of the request if that is to be served.
 
-    `is_repeated`: this session was refused before, because another one has replaced it. HostTaken
-    if the request is refused and the record stays as it is.
+    HostTaken if it is the request of another machine. One of a session that was replaced may have
+    come late, so it is only noted: if it was sent after that, both are alive.
     """
     if known.machine not in ("", request.machine):
         raise HostTaken(
             f"{known.host} belongs to another machine; expected the daemon of that machine, or"
-            f" `forewarn host forget {known.host}` when that machine is gone",
+            f" `forewarn host forget {known.host} --fenced` when that machine is off",
             since=known.since,
         )
     known = replace(known, machine=request.machine)
@@ -53,12 +52,14 @@ def bind(
         return known
     if request.session not in known.replaced:
         replaced = (known.session, *known.replaced)[:REPLACED_MAX]
-        return replace(known, session=request.session, replaced=replaced)
-    if is_repeated:
-        return replace(known, server="", rivals={known.session: now, request.session: now})
-    raise HostTaken(
-        f"another run of the daemon of {known.host} has replaced this one", since=known.since
-    )
+        late = {each: number for each, number in known.late.items() if each in replaced}
+        return replace(known, session=request.session, replaced=replaced, late=late)
+    number = known.late.get(request.session)
+    if number is None:
+        return replace(known, late=known.late | {request.session: request.number})
+    if 0 < request.number <= number:
+        return known
+    return replace(known, server="", rivals={known.session: now, request.session: now})
 
 
 def _choose(known: ManagedHost, session: str, now: datetime) -> ManagedHost:
@@ -71,11 +72,21 @@ def _choose(known: ManagedHost, session: str, now: datetime) -> ManagedHost:
     if not others:
         before = dict.fromkeys((*known.rivals, *known.replaced))
         replaced = tuple(each for each in before if each != session)[:REPLACED_MAX]
-        return replace(known, session=session, replaced=replaced, rivals={})
+        return replace(known, session=session, replaced=replaced, late={}, rivals={})
     if session in active and now - active[session] < NOTE_EVERY:
         return known
     newest = dict(sorted(active.items(), key=lambda each: each[1])[-RIVALS_MAX + 1 :])
     return replace(known, rivals=newest | {session: now})
+
+
+def find_refusal(known: ManagedHost, session: str) -> HostTaken | None:
+    """Why no server serves this session; None if one does."""
+    if known.rivals:
+        return cloned(known)
+    if session == known.session:
+        return None
+    problem = f"another run of the daemon of {known.host} has replaced this one"
+    return HostTaken(problem, since=known.since)
 
 
 def cloned(known: ManagedHost) -> HostTaken:

@@ -3,31 +3,24 @@
 A host is *managed* while it has a record with a session. Its daemon is in contact while the record
 names a server and that server has its lease. So a lost server is noticed without a write. A host is
 unreachable if its daemon is not in contact, or says that it cannot act. The record of a host that
-was forgotten stays, without a session.
+was forgotten stays, without a session; `host_removal.py` says what it has.
 """
 
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import datetime
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from forewarn.core.change import Change, ChangeKind
-from forewarn.core.command import Abandon, SetPower
 from forewarn.core.event import Gap, Impact, ImpactState, is_move
-from forewarn.core.fleet import Power, Vm
+from forewarn.core.fleet import Vm
 from forewarn.engine.engine import Engine
 from forewarn.engine.lease import lease_key
 from forewarn.engine.record import RecordCodec
-from forewarn.engine.replica import SCOPE_KEY
-from forewarn.engine.transaction import Transaction
-from forewarn.errors import Refused, Unavailable, UnknownHost
+from forewarn.platform.remote import UnservedBridge
 
 HOST_KEY = "hostd/{}/"
-SCOPES_COMPARED_MAX = 100
-"""How many scopes of a host the commit compares that forgets it."""
 
 
 class HostedVm(NamedTuple):
@@ -59,13 +52,17 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     `since` is when that began. `vms` are by id, as the daemon reported them last. `number` is that
     of the request that changed the record last. `machine` is what the host belongs to, `replaced`
-    the sessions before this one, the last one first. `rivals` are sessions of machines with one id,
-    and when each has sent something; while there are any, no server serves the host. `problem` is
-    why the daemon cannot act on its VMs at present. `not_accepted` has a line for each VM that does
-    not fit into the fleet. `away_since` is the time of its last request, while no server has
-    contact; `gaps` are recent times without contact: see `host_contact.py`. Its guests ask and get
-    no answer of any server since `unconfirmed_since`. `unreported_since` is set from when the host
-    is unreachable until its next report: since then, VMs may have been moved to it.
+    the sessions before this one, the last one first, and `late` those of them that have sent a
+    request since, with its number. `rivals` are sessions of machines with one id, and when each has
+    sent something; while there are any, no server serves the host. Reports of a session that has
+    replaced one which had not ended count from `merge_at`. `problem` is why the daemon cannot act
+    on its VMs at present, `unserved` are the bridges whose guests it cannot serve. `not_accepted`
+    has a line for each VM that does not fit into the fleet; `refused` are the ids of those that
+    run. `away_since` is the time of its last request, while no server has contact; `gaps` are
+    recent times without contact: see `host_contact.py`. Its guests ask and get no answer of any
+    server since `unconfirmed_since`. `unreported_since` is set from when the host is unreachable
+    until its next report, and `reported_at`, when its last one was taken: since then, VMs may have
+    been moved to it.
     """
 
     host: str
@@ -77,13 +74,18 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     number: int = 0
     machine: str = ""
     replaced: tuple[str, ...] = ()
+    late: dict[str, int] = {}
     rivals: dict[str, datetime] = {}
+    merge_at: datetime | None = None
     problem: str = ""
+    unserved: tuple[UnservedBridge, ...] = ()
     not_accepted: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     away_since: datetime | None = None
     gaps: tuple[Gap, ...] = ()
     unconfirmed_since: datetime | None = None
     unreported_since: datetime | None = None
+    reported_at: datetime | None = None
 
     def free_bytes(self, but: str) -> int:
         """Its memory without that of its running VMs, but for the one with this id."""
@@ -96,6 +98,12 @@ MANAGED_HOST = RecordCodec("host", ManagedHost)
 
 def unless_forgotten(record: ManagedHost | None) -> ManagedHost | None:
     return record if record is not None and record.session else None
+
+
+def unless_fenced(record: ManagedHost | None) -> ManagedHost | None:
+    """The record of a host on which VMs may run: it is managed, or was left running."""
+    is_left = record is not None and record.unreported_since is not None
+    return record if is_left else unless_forgotten(record)
 
 
 def is_served(record: ManagedHost, get: Callable[[str], object | None]) -> bool:
@@ -115,12 +123,17 @@ class ManagedHosts:
         self._reported_by: dict[str, tuple[str, ...]] = {}
         self._served_by: defaultdict[str, set[str]] = defaultdict(set)  # hosts by server
         self._unreported: set[str] = set()
+        self._refused_by: defaultdict[str, set[str]] = defaultdict(set)  # hosts by the id of a VM
         engine.register("hostd", MANAGED_HOST)
         engine.on_change("hostd", self._on_change)
 
     def _on_change(self, before: ManagedHost | None, after: ManagedHost | None) -> None:
         """Keep the indexes, and show the host even if it has no VMs."""
         host = (after or before).host  # type: ignore[union-attr]
+        is_unreported = after is not None and after.unreported_since is not None
+        (self._unreported.add if is_unreported else self._unreported.discard)(host)
+        shown = [(host,) if unless_fenced(each) else () for each in (before, after)]
+        self._engine.board.declare_hosts(*shown)
         before, after = unless_forgotten(before), unless_forgotten(after)
         if before is not None:
             self._served_by[before.server].discard(host)
@@ -128,23 +141,42 @@ class ManagedHosts:
                 del self._served_by[before.server]
         if after is not None:
             self._served_by[after.server].add(host)
-        is_unreported = after is not None and after.unreported_since is not None
-        (self._unreported.add if is_unreported else self._unreported.discard)(host)
         old, new = before.vms if before else {}, after.vms if after else {}
         for vm_id in old.keys() - new.keys():
             others = tuple(each for each in self._reported_by.pop(vm_id) if each != host)
             self._reported_by.update({vm_id: others} if others else {})
         for vm_id in new.keys() - old.keys():
             self._reported_by[vm_id] = (*self._reported_by.get(vm_id, ()), host)
-        self._engine.board.declare_hosts((host,) if before else (), (host,) if after else ())
+        for vm_id in before.refused if before else ():
+            self._refused_by[vm_id].discard(host)
+            if not self._refused_by[vm_id]:
+                del self._refused_by[vm_id]
+        for vm_id in after.refused if after else ():
+            self._refused_by[vm_id].add(host)
+
+    def find_record(self, host: str) -> ManagedHost | None:
+        """The record of a host that has a daemon, or had one until it was forgotten."""
+        record: ManagedHost | None = self._engine.records.get(HOST_KEY.format(host)).value
+        return record
 
     def find(self, host: str) -> ManagedHost | None:
         """The record of a host; None if it is not managed."""
-        return unless_forgotten(self._engine.records.get(HOST_KEY.format(host)).value)
+        return unless_forgotten(self.find_record(host))
 
     def is_forgotten(self, host: str) -> bool:
         """Whether it had a daemon."""
-        return self._engine.records.get(HOST_KEY.format(host)).value is not self.find(host)
+        return self.find_record(host) is not self.find(host)
+
+    def is_left_running(self, host: str) -> bool:
+        """Whether it was forgotten, and VMs may run there."""
+        return self.find(host) is None and self.may_run_vms(host)
+
+    def may_run_vms(self, host: str) -> bool:
+        """Whether a host is managed, or was forgotten and left running."""
+        return self._find_unless_fenced(host) is not None
+
+    def _find_unless_fenced(self, host: str) -> ManagedHost | None:
+        return unless_fenced(self.find_record(host))
 
     def is_unreachable(self, host: str) -> bool:
         """Whether nothing can be done to the VMs of this host at present."""
@@ -209,31 +241,57 @@ class ManagedHosts:
     def may_run_on(self, name: str, but: str) -> tuple[str, ...]:
         """The other hosts than this one that a VM may run on.
 
-        If no host reports it as running, that are all that have it, and those that have reported
-        nothing since before it was last seen running: it may have been moved there since.
+        If no host reports it as running now: those that have it, and those that have reported
+        nothing since before it was last seen running, because it may have been moved there since.
         """
         published = self._engine.board.vms.get(name)
         vm = published.scope.vm(name) if published else None
         if vm is None:
             return ()
         hosts = {*self.running_on(vm.id), vm.host}
-        if not self.running_on(vm.id):
-            hosts |= {
-                *self._reported_by.get(vm.id, ()),
-                *self._unreported_since(self._last_run(vm.id)),
-            }
+        if not self._runs_now(vm):
+            hosts |= self._hosts_with(vm.id) | self._unreported_since(self._last_run(vm.id))
         return tuple(sorted(hosts - {but, ""}))
 
+    def _hosts_with(self, vm_id: str) -> set[str]:
+        """The hosts that have a VM by their last report, also if their token is for other scopes,
+        or if they were forgotten and left running.
+        """
+        known = filter(None, map(self._find_unless_fenced, self._unreported))
+        left = [each for each in known if not each.session]
+        return {
+            *self._reported_by.get(vm_id, ()),
+            *self._refused_by.get(vm_id, ()),
+            *(each.host for each in left if vm_id in each.vms or vm_id in each.refused),
+        }
+
+    def _runs_now(self, vm: Vm) -> bool:
+        """Whether a host reports the VM as running that has not been unreachable since.
+
+        One that only claims it proves nothing.
+        """
+        return any(
+            not self.is_unreported(host) and not self.is_unreachable(host)
+            for host in self.running_on(vm.id)
+            if host == vm.host or not self._claims(host, vm.id)
+        )
+
     def _last_run(self, vm_id: str) -> datetime | None:
-        """When a VM that is off was last seen running; None if that is not known."""
-        hosts = self._reported_by.get(vm_id, ())
-        known = (record.vms[vm_id].running_at for record in map(self.find, hosts) if record)
-        return max((at for at in known if at is not None), default=None)
+        """When a VM that is off was last seen running; None if that is not known.
+
+        It may have run until now if the last report that says so is not current.
+        """
+        records = filter(None, map(self.find, self._reported_by.get(vm_id, ())))
+        vms = [record.vms[vm_id] for record in records]
+        if any(vm.is_running for vm in vms):
+            return None
+        return max((vm.running_at for vm in vms if vm.running_at is not None), default=None)
 
     def _unreported_since(self, time: datetime | None) -> set[str]:
         """The hosts whose VMs are not known since before this time, or at all without one.
 
-        They are or were unreachable, and no report was merged since. The record of a host whose
+        They are or were unreachable, and no report was merged since. Contact after the last report
+        proves nothing: what was started there may not be reported yet. The record of a host whose
         server is lost says when it was connected, which is earlier.
         """
         hosts, records = set(self._unreported), self._engine.records
@@ -242,21 +300,28 @@ class ManagedHosts:
                 hosts |= served
         if time is None:
             return hosts
-        known = filter(None, map(self.find, hosts))
-        return {each.host for each in known if (each.unreported_since or each.since) <= time}
+        known = filter(None, map(self._find_unless_fenced, hosts))
+        return {each.host for each in known if (each.reported_at or each.since) <= time}
 
     def is_unreported(self, host: str) -> bool:
-        """Whether a report of this host is wanted, because it was unreachable since its last."""
+        """Whether a report of this host is wanted, because it was unreachable since its last.
+
+        Until then, nobody knows which VMs it runs, and nothing acts on them.
+        """
         return host in self._unreported
 
     def not_answering(self, vm: Vm) -> str:
         """Another host that may run a VM that is off, and has not said so; empty if none may.
 
-        It is unreachable, or has not reported its VMs since it was.
+        It is unreachable, or has not reported its VMs since it was. For a VM whose own host has no
+        daemon, only hosts that have it count: no report says when it was last seen running.
         """
-        if self.find(vm.host) is None or self.running_on(vm.id):
+        if self._runs_now(vm):
             return ""
-        others = self.may_run_on(vm.name, but=vm.host)
+        if self.find(vm.host) is not None:
+            others = self.may_run_on(vm.name, but=vm.host)
+        else:
+            others = tuple(sorted(self._hosts_with(vm.id) - {vm.host}))
         return next((h for h in others if self.is_unreported(h) or self.is_unreachable(h)), "")
 
     def reporting(self, vm_id: str) -> tuple[str, ...]:
@@ -267,14 +332,15 @@ class ManagedHosts:
         """Where a VM belongs that hosts have reported: where it runs. Empty if none has it.
 
         While it moves, two hosts have it: it stays on the one that it is known on, until that no
-        longer runs it. A copy that is off counts only if the host that it is known on answers, and
-        does not have it: otherwise the VM may run there. A claim counts only if no connected host
-        without one runs the VM, and if the VM is not known on such a host, running or not: so a VM
-        that is stopped for a moment stays, and one that was taken while its host was away comes
-        back.
+        longer runs it. A copy that is off counts only if the host that it is known on has reported
+        what it has, and does not have it: otherwise the VM may run there. A claim counts only if no
+        connected host without one runs the VM, and if the VM is not known on such a host, running
+        or not: so a VM that is stopped for a moment stays, and one that was taken while its host
+        was away comes back.
         """
         running, hosts = self.running_on(vm_id), self.reporting(vm_id)
-        may_be_there = known and (self.find(known) is None or self.is_unreachable(known))
+        is_known = self.find(known) is not None and not self.is_unreported(known)
+        may_be_there = known and (not is_known or self.is_unreachable(known))
         if not running and known not in hosts and may_be_there:
             return ""
         claiming = {host for host in hosts if self._claims(host, vm_id)}
@@ -320,103 +386,3 @@ class ManagedHosts:
         ids = {vm_id for record in known for vm_id in record.vms}
         placed = (board.hosts.get(record.host, set()) for record in known)
         return set().union(*map(board.ids.holders, ids), *placed)
-
-    async def forget(
-        self, host: str, *, by: str, fail_impacts: bool = False, vms: Power | None = None
-    ) -> None:
-        """Manage a host no longer, because its daemon is gone for good.
-
-        If it has VMs, the operator says what is known of them: they are stopped, because the host
-        is fenced, or unknown, because they go on running there. Refused while they have impacts,
-        unless these are to fail: nothing can tell whether they were carried out.
-        """
-        await self._engine.require_caught_up()
-        if self.find(host) is not None and not self.has_contact(host):
-            self._require_power(host, vms)
-            await self._abandon(host, by, is_accepted=fail_impacts)
-            if vms is not None:
-                await self._submit_to_all(host, SetPower(host=host, power=vms), by)
-
-        def decide(transaction: Transaction) -> None:
-            require_away(host, transaction)
-            self._compare(host, transaction)
-            self._require_power(host, vms)
-            self._require_no_impacts(host)
-            self._require_stated(host, vms)
-            forgotten = ManagedHost(host, session="", server="", since=transaction.now)
-            transaction.put(HOST_KEY.format(host), forgotten)
-            detail = f"host {host} is no longer managed by a daemon"
-            transaction.record(Change(ChangeKind.UPDATED, host=host, detail=detail))
-
-        await self._engine.update([HOST_KEY.format(host)], decide, by=by)
-
-    def _require_power(self, host: str, vms: Power | None) -> None:
-        names = self._vms_on(host)
-        if names and vms is None:
-            raise Refused(
-                f"{host} has {len(names)} VMs, such as {names[0]}, and nothing else may start them"
-                " while they may run there; expected `fenced`, if they are off and stay off, or"
-                " `still_running`, if only the daemon goes",
-                host=host,
-                vms=len(names),
-            )
-
-    def _require_stated(self, host: str, vms: Power | None) -> None:
-        """The daemon may have gone, or VMs may have come, after that was to be written."""
-        board = self._engine.board
-        for name in self._vms_on(host):
-            vm = board.vms[name].scope.vm(name)
-            if vm is not None and vm.power not in (vms, Power.DEALLOCATED):
-                raise Unavailable(f"{host} or its VM {name} has just changed; try again")
-
-    def _compare(self, host: str, transaction: Transaction) -> None:
-        """Let the commit compare the scopes of the host, as far as a commit can."""
-        names = {self._engine.board.vms[vm].scope.name for vm in self._vms_on(host)}
-        for name in sorted(names)[:SCOPES_COMPARED_MAX]:
-            transaction.get(SCOPE_KEY.format(name))
-
-    def _vms_on(self, host: str) -> list[str]:
-        return sorted(self._engine.board.hosts.get(host, ()))
-
-    def _list_impacts(self, host: str) -> list[str]:
-        """The impacts on its VMs that are not over, in words."""
-        scopes = {name: self._engine.board.vms[name].scope for name in self._vms_on(host)}
-        return [
-            f"the {impact.type} of {impact.vm}"
-            for name, scope in scopes.items()
-            for impact in scope.impacts
-            if impact.vm == name and not impact.is_over
-        ]
-
-    def _require_no_impacts(self, host: str) -> None:
-        impacts = self._list_impacts(host)
-        if impacts:
-            raise Refused(
-                f"{len(impacts)} impacts wait for the daemon of {host}: {', '.join(impacts[:5])};"
-                " complete or cancel their events, or forget it with `fail_impacts`",
-                host=host,
-            )
-
-    async def _abandon(self, host: str, by: str, *, is_accepted: bool) -> None:
-        if not is_accepted:
-            self._require_no_impacts(host)
-        if not self._list_impacts(host):
-            return
-        problem = f"the daemon of {host} is gone for good"
-        await self._submit_to_all(host, Abandon(host=host, problem=problem), by)
-
-    async def _submit_to_all(self, host: str, command: Abandon | SetPower, by: str) -> None:
-        """Change the scopes of a host, each only while its daemon is away: it may just return."""
-        for scope in self._engine.board.scopes_on(host):
-            await self._engine.submit(
-                scope.scope.name, command, by=by, check=partial(require_away, host)
-            )
-
-
-def require_away(host: str, transaction: Transaction) -> None:
-    """Refuse to go on unless the daemon of this host is away. The commit compares that."""
-    known = unless_forgotten(transaction.get(HOST_KEY.format(host)))
-    if known is None:
-        raise UnknownHost(f"there is no host {host!r} with a daemon", host=host)
-    if is_served(known, transaction.get):
-        raise Refused(f"the daemon of {host} is connected; stop it first", host=host)

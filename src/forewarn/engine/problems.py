@@ -20,6 +20,10 @@ from forewarn.engine.unserved import UnservedVms
 class ProblemCode(StrEnum):
     UNREACHABLE = "unreachable"
     """Nothing can be done to the VMs of the host at present."""
+    BRIDGE_UNSERVED = "bridge-unserved"
+    """The guests at a bridge of the host cannot read their document."""
+    LEFT_RUNNING = "left-running"
+    """The host was forgotten, and VMs may run there: they are not started on other hosts."""
     NOT_ACCEPTED = "not-accepted"
     """A VM of the host does not fit into the fleet."""
     HOST_UNREACHABLE = "host-unreachable"
@@ -54,6 +58,13 @@ class Problems:
         """Without those of its VMs."""
         record, reason = self._managed.find(host), self._managed.reason(host)
         problems = [Problem(ProblemCode.UNREACHABLE, reason)] if reason else []
+        if self._managed.is_left_running(host):
+            message = "its daemon was forgotten, and what may run there is not started elsewhere"
+            problems.append(Problem(ProblemCode.LEFT_RUNNING, message))
+        for each in record.unserved if record and self._managed.has_contact(host) else ():
+            vms = f"{each.vms} VM{'' if each.vms == 1 else 's'}" if each.vms else "no VM at present"
+            message = f"the bridge {each.bridge}, with {vms}, is not served: {each.problem}"
+            problems.append(Problem(ProblemCode.BRIDGE_UNSERVED, message))
         for text in record.not_accepted if record else ():
             problems.append(Problem(ProblemCode.NOT_ACCEPTED, text))
         return tuple(problems)
@@ -80,7 +91,7 @@ class Problems:
         if not impacts:
             return
         vms = {vm.name: vm for vm in scope.vms}
-        busy = {impact.vm for impact in scope.impacts if impact.is_held}
+        busy = {impact.vm for impact in (*scope.impacts, *scope.dropped) if impact.is_held}
         for impact in impacts:
             yield impact, self._waits_for(vms.get(impact.vm), impact, busy)
 
@@ -97,10 +108,13 @@ class Problems:
             return f"the VM to poll, until {_format(impact.due_at)}"
         if impact.is_over or impact.is_held or vm is None:
             return ""
-        daemon = self._explain(self._managed.host_of(vm, impact))
+        host = self._managed.host_of(vm, impact)
+        daemon = self._explain(host)
         if daemon:
             return daemon
-        reason = self._duplicates.reason_to_wait(vm, impact)
+        if self._managed.find(host) is not None and self._managed.is_unreported(host):
+            return f"a report of {host}: its daemon is connected, and has not reported its VMs yet"
+        reason = self._duplicates.reason_to_wait(vm, impact.cause, impact.tries)
         if reason:
             return f"other hosts: {reason}"
         if vm.name in busy:

@@ -22,7 +22,7 @@ from forewarn.core.command import NoteUnread, Unread
 from forewarn.core.event import Event, EventType, Gap, Status
 from forewarn.core.fleet import Scope
 from forewarn.core.lifecycle import is_enabled
-from forewarn.core.readability import drop_future, keep_recent, with_gaps
+from forewarn.core.readability import drop_future, keep_recent, merge, with_gaps
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import CLOCK_SKEW_SECONDS_MAX, SHOWN_KEY, Engine
@@ -195,18 +195,36 @@ class Readability:
 
     def find_unread(self, scope: Scope) -> NoteUnread | None:
         """What is known about the events of a scope and not stored with them."""
-        scheduled = [
-            event for event in scope.events if event.status is Status.SCHEDULED and event.notice
-        ]
-        if not scheduled:
+        announced = _announced(scope)
+        if not announced:
             return None
         timing, events = self._engine.timing, list[Unread]()
         hosts = _PollingHosts(scope, self._hosts, self._engine)
-        for event in scheduled:
+        for event in announced:
             unread = self._unread(scope, event, hosts)
             if with_gaps(event, unread.gaps, unread.since, timing) != event:
                 events.append(unread)
         return NoteUnread(tuple(events)) if events else None
+
+    def unread_at(self, scope: Scope) -> datetime | None:
+        """When something has to be stored with the events of a scope: now, or as soon as a host
+        has been away for long enough. None while none is away.
+        """
+        announced = _announced(scope)
+        if not announced:
+            return None
+        now, timing = self._engine.decision_time(), self._engine.timing
+        if self.find_unread(scope) is not None:
+            return now
+        hosts = _PollingHosts(scope, self._hosts, self._engine)
+        times = (
+            away + timing.gap_min_of(event.type)
+            for event in announced
+            if event.unreadable_since is None and not event.has_had_notice
+            for away in map(self._hosts.away_since, hosts.find(event))
+            if away is not None
+        )
+        return min((time for time in times if time > now), default=None)
 
     def _unread(self, scope: Scope, event: Event, hosts: "_PollingHosts") -> Unread:
         """A scope that is not polled, and a VM that does not poll on a host, delay nothing.
@@ -217,18 +235,29 @@ class Readability:
         if not is_enabled(scope, event.created_at, timing):
             return Unread(event.id)
         gaps = [gap for gap in self._shown.gaps if gap.until > event.created_at]
-        opened, since = event.unreadable_since, None
+        opened, away = event.unreadable_since, list[datetime]()
         for host in hosts.find(event):
             gaps += self._hosts.gaps_of(host)
-            away = self._hosts.away_since(host)
-            is_away = away is not None and now - away >= timing.gap_min_of(event.type)
-            if away is not None and is_away and event.not_before <= now:
-                since = opened or max(away, event.created_at)
+            away_since = self._hosts.away_since(host)
+            if away_since is not None and (
+                opened or now - away_since >= timing.gap_min_of(event.type)
+            ):
+                away.append(away_since)
         gaps = drop_future(gaps, now)
-        is_known = any(gap.since <= opened < gap.until for gap in gaps) if opened else True
-        if since is None and opened and not is_known:
+        # To correct what another server has found would mean to write in turns.
+        is_in_doubt = opened and any(map(self._hosts.is_in_doubt, hosts.find_all(event)))
+        if away or is_in_doubt:
+            begun = opened or max(min(away), event.created_at)
+            covering = (gap for gap in merge(gaps, after=event.created_at) if gap.since <= begun)
+            return Unread(event.id, tuple(gaps), max((begun, *(gap.until for gap in covering))))
+        if opened and not any(gap.since <= opened < gap.until for gap in gaps):
             gaps.append(Gap(opened, now))  # the VM has left the host that is away
-        return Unread(event.id, tuple(gaps), since)
+        return Unread(event.id, tuple(gaps))
+
+
+def _announced(scope: Scope) -> list[Event]:
+    """The events whose notice has begun and is not over."""
+    return [event for event in scope.events if event.status is Status.SCHEDULED and event.notice]
 
 
 class _PollingHosts:

@@ -13,17 +13,19 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from forewarn.core.command import Back
-from forewarn.core.event import EventType, Impact, ImpactState, Status, is_move
+from forewarn.core.event import EventType, Impact, ImpactState, Status
 from forewarn.core.fleet import DEFAULT_INSTANCE, Power, Vm
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.duplicates import DuplicateVms
 from forewarn.engine.engine import Engine
 from forewarn.engine.host_contact import HostContacts
+from forewarn.engine.host_removal import HostRemoval
 from forewarn.engine.host_session import DaemonSession, HandedOut, refuse_late, unreachable
 from forewarn.engine.host_sessions import HostSessions
 from forewarn.engine.inventory import PROBLEMS_MAX, HostInventory
 from forewarn.engine.managed_hosts import ManagedHost, ManagedHosts
+from forewarn.engine.move_targets import MoveTargets
 from forewarn.engine.operations import Operations
 from forewarn.engine.problems import Problems
 from forewarn.engine.report_rate import ReportRate
@@ -31,7 +33,6 @@ from forewarn.engine.transaction import Transaction
 from forewarn.engine.unserved import UnservedVms
 from forewarn.errors import ImpactFailed, Unavailable
 from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Platform
-from forewarn.platform.placement import Move, rank_targets
 from forewarn.platform.remote import ImpactKey, RunningImpact, Work, WorkRequest
 from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Lease
@@ -54,6 +55,7 @@ class RemoteHosts:
         self.managed = ManagedHosts(engine)
         self.contacts = HostContacts(engine, self.managed)
         self.duplicates = DuplicateVms(engine, self.managed)
+        self.removal = HostRemoval(engine, self.managed, self.contacts, self.duplicates)
         self.unserved = UnservedVms(engine)
         self._sessions = HostSessions(
             engine,
@@ -63,6 +65,7 @@ class RemoteHosts:
             self._on_connect,
             self.unserved.forget,
         )
+        self._targets = MoveTargets(engine, self.managed, self._sessions)
         self.problems = Problems(engine, self.managed, self.unserved, self.duplicates)
         self.local: Platform | None = None
         self.get_lease: Callable[[], Lease | None] = lambda: None
@@ -87,21 +90,28 @@ class RemoteHosts:
 
     def handles(self, vm: Vm, impact: Impact) -> bool:
         """Whether this server can carry out an impact now."""
-        if self.duplicates.reason_to_wait(vm, impact):
-            host = self.managed.not_answering(vm)
-            if host:  # else it runs twice: the records of both hosts have it
-                self._held[host].add(vm.name)
-            return False
         host = self.managed.host_of(vm, impact)
         if not self._can_act(host):
             self._held[host].add(vm.name)
             return False
+        if self.duplicates.reason_to_wait(vm, impact.cause, impact.tries):
+            host = self.managed.not_answering(vm)
+            if host:  # else it runs twice: the records of both hosts have it
+                self._held[host].add(vm.name)
+            return False
         return True
 
     def _can_act(self, host: str) -> bool:
-        """Whether this server can act on the VMs of a host."""
+        """Whether this server can act on the VMs of a host, and knows which it has.
+
+        What an earlier run of its daemon has reported, or a daemon before it was away, may have
+        changed since.
+        """
         record = self.managed.find(host)
-        return record is None or (self._sessions.serves(host) and not record.problem)
+        if record is None:
+            return True
+        is_current = not record.problem and not self.managed.is_unreported(host)
+        return is_current and self._sessions.serves(host)
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
         """Let the daemon of the VM's host carry it out; HostUnreachable if it is lost meanwhile."""
@@ -114,15 +124,13 @@ class RemoteHosts:
                     f" expected a daemon, or another `platform` of the server"
                 )
             return await self.local.run_impact(request)
-        if not self._can_act(host):
-            raise unreachable(host, self.managed.reason(host))
-        if self.duplicates.hosts_of(request.vm.id):
-            raise unreachable(host, f"{request.vm.name} runs on two hosts")
+        reason = self._reason_to_wait(host, request)
+        if reason:
+            raise unreachable(host, reason)
         handed_out = dataclasses.replace(
             request,
             vm=replace(request.vm, host=host, instance=DEFAULT_INSTANCE),  # that may be large
-            targets=self._rank_targets(request) if request.moves else (),
-            may_run_on=self.managed.may_run_on(request.vm.name, but=host),
+            targets=self._targets.rank(request, self.avoid()) if request.moves else (),
         )
         session, key = self._sessions.of(host), (request.event_id, request.vm.name)
         call = HandedOut(handed_out, asyncio.get_running_loop().create_future())
@@ -136,6 +144,16 @@ class RemoteHosts:
             if session.calls.get(key) is call:
                 del session.calls[key]
             session.changed.set()
+
+    def _reason_to_wait(self, host: str, request: ImpactRequest) -> str:
+        """Why the daemon of a host must not carry out an impact now, although it was claimed."""
+        if not self._can_act(host):
+            return self.managed.reason(host) or "a report of its VMs is awaited"
+        published = self._engine.board.vms.get(request.vm.name)
+        vm = published.scope.vm(request.vm.name) if published else None
+        if vm is None:
+            return ""
+        return self.duplicates.reason_to_wait(vm, request.cause, request.tries - 1)
 
     def _host_of(self, request: ImpactRequest) -> str:
         """As the claim says. One that was not committed here says nothing."""
@@ -153,42 +171,6 @@ class RemoteHosts:
             await asyncio.Event().wait()  # until it is cancelled
         else:
             await self.local.wait_until_back(request)
-
-    def _rank_targets(self, request: ImpactRequest) -> tuple[str, ...]:
-        """The hosts that the VM may move to. One that runs it already has room for it."""
-        vm, scope = request.vm, self._engine.board.scopes[request.scope].scope
-        others = [each for each in self.managed.connected() if each.host != vm.host]
-        ranked = rank_targets(
-            Move(vm.name, scope.name, self.managed.memory_of(vm)),
-            {each.host: each.free_bytes(but=vm.id) for each in others},
-            hosts=len(others),
-            moves=[move for move in self._list_moves(others) if move.vm != vm.name],
-            avoid=self.avoid(),
-            scope_hosts=[each.host for each in scope.vms],
-        )
-        return tuple(ranked)
-
-    def _list_moves(self, hosts: Iterable[ManagedHost]) -> Iterable[Move]:
-        """The VMs that are on their way to a host, as far as this server knows.
-
-        It knows the first target of those that it has handed out. Of those of other servers it
-        knows what the target reports: a VM that it does not run yet.
-        """
-        moves, board = dict[str, Move](), self._engine.board
-        for each in hosts:
-            coming = (vm_id for vm_id, vm in each.vms.items() if not vm.is_running)
-            for name in filter(None, map(board.ids.get, coming)):
-                scope = board.vms[name].scope
-                vm = scope.vm(name)
-                moving = (i.vm for i in scope.impacts if i.is_held and is_move(i.type, i.cause))
-                if vm is not None and vm.host != each.host and name in moving:
-                    moves[name] = Move(name, scope.name, self.managed.memory_of(vm), each.host)
-        for session in self._sessions.all():
-            for request in (call.request for call in session.calls.values()):
-                if request.targets:
-                    vm, need_bytes = request.vm, self.managed.memory_of(request.vm)
-                    moves[vm.name] = Move(vm.name, request.scope, need_bytes, request.targets[0])
-        return moves.values()
 
     # --- what a daemon asks for
 
@@ -261,7 +243,7 @@ class RemoteHosts:
         impacts = tuple(
             call.request
             for key, call in session.calls.items()
-            if known.get(key) != call.request.tries and not call.result.done()
+            if known.get(key) != call.request.tries and self._update(host, call)
         )
         cancel = tuple(
             replace(
@@ -274,6 +256,22 @@ class RemoteHosts:
             if each.key not in session.calls and self._is_ended(host, each)
         )
         return Work(impacts, cancel)
+
+    def _update(self, host: str, call: HandedOut) -> bool:
+        """Let the request say what is known now; whether it may be carried out.
+
+        It may have been claimed long before its daemon asks for work. If it has to wait after all,
+        it is released: the daemon does not have it.
+        """
+        if call.result.done():
+            return False
+        request, reason = call.request, self._reason_to_wait(host, call.request)
+        if reason:
+            call.result.set_exception(unreachable(host, reason))
+            return False
+        may_run_on = self.managed.may_run_on(request.vm.name, but=host)
+        call.request = dataclasses.replace(request, may_run_on=may_run_on)
+        return True
 
     def _is_ended(self, host: str, each: RunningImpact) -> bool:
         """Whether an impact is recorded or no longer wanted, and its VM can be recovered.
@@ -347,16 +345,17 @@ class RemoteHosts:
         report = request.inventory
         if report is None:
             return (), True
-        if self._engine.clock.now() < session.merge_at:
+        record, now = self.managed.find(host), self._engine.decision_time()
+        if record is not None and record.merge_at is not None and now < record.merge_at:
             return (), False
         if not self._report_rate.admits(host, len(report.vms)):
             self._engine.throttled_log.warn("too many reports of a host", host=host)
             return (), False
+        taken_at = now - timedelta(seconds=report.age_seconds)
         inventory = HostInventory(self._engine, self.managed, host, report.vms, scopes)
         await inventory.read()
 
         def describe(record: ManagedHost, transaction: Transaction) -> ManagedHost:
-            taken_at = transaction.now - timedelta(seconds=report.age_seconds)
             vms = self.duplicates.compare(record, inventory.vms, taken_at, transaction)
             since = record.unreported_since
             is_current = since is None or (taken_at >= since and not request.problem)
@@ -364,10 +363,13 @@ class RemoteHosts:
                 record,
                 memory_bytes=report.memory_bytes,
                 vms=vms,
+                refused=tuple(sorted(inventory.refused)),
                 unreported_since=None if is_current else since,
+                reported_at=None if is_current else record.reported_at,
             )
 
         await self._sessions.update(host, request, describe)
+        session.reported_at = taken_at
         try:
             await self._operations.merge(inventory.plan, by=by)
         except Unavailable as error:

@@ -44,11 +44,15 @@ POLLS_PASS_EVERY = 200
 """How many records, hosts or list entries are handled before yielding to the event loop."""
 NO_KEY = "nothing"
 """A key that no record has: getting it gives the revision of the store."""
+NOTICED_SECONDS_MAX = 9.0
+"""A store that is lost is noticed after this time at the latest."""
+STALE_SECONDS_MIN = 3.0
+"""After this time, polls get the age of what they read. The election of a leader is shorter."""
 FOLLOW_PAUSE = timedelta(seconds=1)
 """The least time between two attempts to follow the store."""
 
 OnChange = Callable[[Any, Any], None]
-"""Called with the value before and after a change of a record; None: there is none."""
+"""Called with the value before and after a change of a record; one may be None: there is none."""
 
 
 class Unreadable(NamedTuple):
@@ -223,7 +227,8 @@ class Replica:
             return
         before = self.records.get(key).value
         self.records.set(key, value, revision)
-        kind.callbacks.call(describe(key), before, value)
+        if before is not None or value is not None:  # else it was never readable, or unknown
+            kind.callbacks.call(describe(key), before, value)
 
     def _show_polls(self, kind: RecordKind, key: str, value: Any, revision: int) -> None:
         """Polls of this server that the record misses are recorded when they were due anyway."""
@@ -388,6 +393,12 @@ class Replica:
         if self.stale_since is None:
             return 0.0
         return (self.clock.now() - self.stale_since).total_seconds()
+
+    @property
+    def age_seconds(self) -> int:
+        """The age of the documents of this server, at most; 0 while the store is followed."""
+        seconds = self.stale_seconds
+        return int(seconds + NOTICED_SECONDS_MAX) if seconds >= STALE_SECONDS_MIN else 0
 
     def _pass_revision(self, revision: int) -> None:
         """Everything up to this revision is known."""

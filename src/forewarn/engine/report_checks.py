@@ -88,10 +88,16 @@ class ReportChecks:
         self._check_claim(known.vm)
 
     def _check_claim(self, vm: Vm) -> None:
-        """Refuse a standalone VM of another host, unless that had a daemon and may have lost it."""
+        """Refuse a standalone VM of another host, unless that had a daemon and may have lost it.
+
+        A VM without a host was declared by an operator. One of a host that was forgotten and left
+        running may still run there.
+        """
         managed, host = self._managed, vm.host
-        if not host or managed.is_forgotten(host):
+        if managed.is_forgotten(host) and not managed.may_run_vms(host):
             return
+        if not host:
+            raise Invalid(f"it has no host in the fleet; {self._expected()}")
         if managed.find(host) is None:
             raise Invalid(f"it is on {host}, which has no daemon; {self._expected()}")
         if not vm.id and not managed.is_unreachable(host):

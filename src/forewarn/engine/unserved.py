@@ -55,7 +55,7 @@ DETAIL_LENGTH_MAX = 200
 TEXT = {
     RefusalReason.NOT_A_VM: "it is not a VM of that host",
     RefusalReason.IN_DOUBT: "its port at the bridge is in doubt",
-    RefusalReason.TOO_MANY: "it has too many connections",
+    RefusalReason.TOO_MANY: "a limit of connections is reached",
     RefusalReason.NO_SERVER: "no server answers that host",
     RefusalReason.SERVER_REFUSED: "the servers refuse it",
     RefusalReason.SERVER_ERROR: "the servers respond with errors",
@@ -122,6 +122,15 @@ class UnservedVms:
         if run is None or self._polled(vm) > last_at.timestamp() or now - last_at > FORGOTTEN_AFTER:
             run = Unserved(now, UnservedReason.ERRORS, detail)
         self._remember(self._errors, vm, (run, now))
+
+    def add_refused_connection(self, address: str) -> None:
+        """A limit of connections refused one of a VM, if the address is a VM's.
+
+        What it would have asked for is not read, so it counts as a poll.
+        """
+        vm = self._engine.board.addresses.get(address)
+        if vm:
+            self.add_error(vm, 503, TEXT[RefusalReason.TOO_MANY])
 
     def report(self, host: str, request: WorkRequest) -> None:
         """What the relay of a host has refused."""

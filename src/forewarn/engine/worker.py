@@ -250,9 +250,8 @@ class Worker:
         now, impact_at = self.engine.decision_time(), next_impact_at(scope, self._is_handled(scope))
         if impact_at is not None and impact_at > now + WAIT_MAX:
             impact_at = now  # it is due: see `lifecycle.is_misdated`
-        if self.readability is not None and self.readability.find_unread(scope) is not None:
-            return now
-        times: Iterable[datetime | None] = (next_deadline(scope), impact_at)
+        unread_at = self.readability.unread_at(scope) if self.readability is not None else None
+        times: Iterable[datetime | None] = (next_deadline(scope), impact_at, unread_at)
         return min((time for time in times if time is not None), default=None)
 
     def _find_due(self, name: str) -> list[Impact]:

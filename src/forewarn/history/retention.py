@@ -1,6 +1,8 @@
 """Delete history that is too old, or beyond the limit."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -8,8 +10,11 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.entry import decode_last
 from forewarn.errors import Error
 from forewarn.history.feed import HistoryFeed
+from forewarn.store.base import HistoryValue
 
 BATCH = 1000
+PAGE_MAX = 100
+"""How many values are fetched at once: each may have 256 KiB."""
 CLOCK_CONFIRMED_AFTER = timedelta(hours=1)
 """How long a server runs before it trims by age: its clock may have been wrong at the start."""
 INTERVAL = timedelta(seconds=60)
@@ -63,14 +68,28 @@ class RetentionWorker:
         unreadable, or dated by a clock that was ahead, is trimmed with the values around it.
         """
         first, now = 0, self._clock.now()
-        for value in await self._store.history(limit=self.batch):
-            entry = decode_last(value)
-            if entry is not None and now - self.keep <= entry.at <= now:
-                break
-            if entry is not None and entry.at < now:
-                first = value.position + 1
-            await asyncio.sleep(0)
+        async with aclosing(self._oldest()) as values:
+            async for value in values:
+                entry = decode_last(value)
+                if entry is not None and now - self.keep <= entry.at <= now:
+                    break
+                if entry is not None and entry.at < now:
+                    first = value.position + 1
+                await asyncio.sleep(0)
         return first
+
+    async def _oldest(self) -> AsyncGenerator[HistoryValue, None]:
+        """The oldest values, at most a batch, in pages that grow: nearly always one suffices."""
+        after, count, page = 0, 0, 1
+        while count < self.batch:  # ends: each page has a value
+            values = await self._store.history(after, min(page, self.batch - count))
+            if not values:
+                return
+            for value in values:
+                yield value
+            after = values[-1].position
+            count += len(values)
+            page = min(2 * page, PAGE_MAX)
 
     def _may_trim_by_age(self) -> bool:
         """Trimmed entries are gone for good, so do not trust a clock that may be wrong."""

@@ -58,6 +58,13 @@ def test_gap_that_is_noted_again_is_made_up_once() -> None:
     assert run(once, unread(gap(0, 46)), unread(gap(10, 40))) == once
 
 
+def test_short_gap_does_not_count_because_a_later_time_is_not_over() -> None:
+    """Noted again with the same facts, it changes nothing."""
+    once = run(PENDING, unread(gap(10, 20), since=NOON + 15 * SECOND))
+    assert run(once, unread(gap(10, 20), since=NOON + 15 * SECOND)) == once
+    assert not_before_of(once) == 15 * MINUTE
+
+
 def test_overlapping_gaps_count_once() -> None:
     """The servers and the daemon of a host may have been away at the same time."""
     scope = run(PENDING, unread(gap(100, 200)), unread(gap(50, 150)))

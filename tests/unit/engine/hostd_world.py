@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 import httpx
+import msgspec
 
 from forewarn.auth.tokens import Role
 from forewarn.config import Config
@@ -17,6 +18,7 @@ from forewarn.core.fleet import Scope, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock
 from forewarn.engine.entry import Entry
+from forewarn.errors import ImpactFailed
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.server import make_workers
@@ -51,14 +53,22 @@ def reported(name: str, **more: Any) -> dict[str, Any]:
     return vm | empty | more
 
 
+def encoded(*vms: Any) -> list[msgspec.Raw]:
+    """VMs as they are in a request."""
+    return [msgspec.Raw(msgspec.json.encode(vm)) for vm in vms]
+
+
 class LocalPlatform:
-    """What the server itself can do: it notes what it was asked for."""
+    """What the server itself can do: it notes what it was asked for, and fails with `problem`."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.problem = ""
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
         self.asked.append(request.vm.name)
+        if self.problem:
+            raise ImpactFailed(self.problem)
         return ImpactResult()
 
 
@@ -162,6 +172,7 @@ class Daemon:
         self.running: list[dict[str, Any]] = []
         self.inventory: dict[str, Any] | None = None
         self.unconfirmed_since: datetime | None = None
+        self.problem = ""
         self.server = world.servers[0]
 
     async def call(self, method: str, path: str, **more: Any) -> httpx.Response:
@@ -180,6 +191,8 @@ class Daemon:
         if self.unconfirmed_since is not None:
             lasts = self._world.clock.now() - self.unconfirmed_since
             content["unconfirmed_seconds"] = int(lasts.total_seconds())
+        if self.problem:
+            content["problem"] = self.problem
         return await self.call("POST", "work", json=content)
 
     async def report(self, *vms: dict[str, Any], memory_bytes: int = 64 * GIB) -> Any:
@@ -197,9 +210,11 @@ class Daemon:
     async def take(self) -> dict[str, Any]:
         """The only impact that is handed out; from now on the daemon runs it.
 
-        A server claims what waited for the daemon only when it is connected.
+        A server claims what waited for the daemon only when it is connected, and has reported if
+        the server asks for that.
         """
-        await self.work()
+        if not (await self.work())["is_merged"]:
+            await self.work(inventory=self.inventory)
         await self._world.settle()
         (impact,) = (await self.work())["impacts"]
         self._keep(running_of(impact))

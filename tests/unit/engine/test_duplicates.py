@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from forewarn.auth.tokens import Role
+from forewarn.core.event import Cause, EventType
 from forewarn.core.fleet import Power
 from forewarn.engine.managed_hosts import HOST_KEY
 from forewarn.errors import Error, HostUnreachable
+from forewarn.fleetfile.parser import parse
 from forewarn.platform.base import make_request
-from forewarn.store.base import Record, Write
+from forewarn.store.base import WRITES_MAX, Record, Write
 from forewarn.store.memory import MemoryStore
-from tests.unit.engine.hostd_world import SECOND, Daemon, Server, World, reported, run
+from tests.unit.engine.hostd_world import SECOND, Daemon, Server, World, reported, run, vm_id
 
 
 def root(world: World) -> dict[str, str]:
@@ -79,6 +82,43 @@ def test_vm_that_two_hosts_run_is_a_duplicate_after_ten_seconds(
     run(test)
     logged = [(each.levelname, each.message) for each in caplog.records]
     assert ("ERROR", "VM runs on two hosts") in logged
+
+
+def test_every_duplicate_of_a_host_is_in_the_history() -> None:
+    """A host that was taken for dead returns with all its VMs."""
+
+    async def test(world: World) -> None:
+        vms = [reported(f"vm-{number:03}") for number in range(120)]
+        first = await world.daemon("host-a", *vms)
+        second = await world.daemon("host-b", *vms, server=1)
+        await report_for(world, 13, first, second)
+        entries = [e for e in await world.history("updated") if e.vm]
+        assert {e.detail for e in entries} == {"runs on host-a and host-b"}
+        assert [e.vm for e in entries] == [vm["name"] for vm in vms]
+
+    run(test)
+
+
+def test_vms_that_more_hosts_run_than_a_commit_compares_are_duplicates() -> None:
+    """A store accepts at most 120 writes and checks in a commit."""
+
+    async def test(world: World) -> None:
+        vms = {f"host-{number:03}": reported(f"vm-{number:03}") for number in range(WRITES_MAX)}
+        tokens = world.servers[0].service.tokens
+        for host in vms:
+            await tokens.create(host, Role.HOST, secret=world.secret, by="test", host=host)
+        first = await world.daemon("host-a", *vms.values())
+        others = [await world.daemon(host, vm) for host, vm in vms.items()]
+        for each in (first, *others):
+            await each.work(inventory=each.inventory)
+        await world.pass_time(11 * SECOND)
+        for each in (*others, first):
+            await each.work(inventory=each.inventory)
+        duplicates = world.servers[0].hosts.duplicates
+        assert duplicates.count() == WRITES_MAX
+        assert len([e for e in await world.history("updated") if e.vm]) == WRITES_MAX
+
+    run(test)
 
 
 def test_reports_from_before_do_not_confirm_a_duplicate() -> None:
@@ -172,6 +212,62 @@ def test_no_impact_acts_on_a_duplicate() -> None:
     run(test)
 
 
+async def plan_redeploy(world: World) -> None:
+    assert await world.servers[0].operations.redeploy("web-0", by="ann") is None
+
+
+async def plan_live_migration(world: World) -> None:
+    operations = world.servers[0].operations
+    (placed,) = await operations.maintain(
+        "host-a", type=EventType.FREEZE, cause=Cause.LIVE_MIGRATION, by="ann"
+    )
+    await operations.approve(placed.event.id, by="ann")
+
+
+@pytest.mark.parametrize("plan", [plan_redeploy, plan_live_migration])
+def test_move_that_waits_for_a_duplicate_does_not_hide_it(
+    plan: Callable[[World], Awaitable[None]],
+) -> None:
+    """It has not begun. A move of one copy would act on the disk of both."""
+
+    async def test(world: World) -> None:
+        both = await two_copies(world)
+        await report_for(world, 12, *both)
+        await plan(world)
+        await world.settle()
+        await report_for(world, 30, *both)
+        assert hosts_of(world) == [("host-a", "host-b")] * 2
+        assert [(await each.work())["impacts"] for each in both] == [[], []]
+        details = [e.detail for e in await world.history("updated") if e.vm]
+        assert details == ["runs on host-a and host-b"]
+
+        await both[1].report(reported("web-0", power="stopped"))
+        await world.settle()
+        assert len((await both[0].work())["impacts"]) == 1
+
+    run(test)
+
+
+def test_duplicate_is_noticed_between_two_tries_of_a_move() -> None:
+    """Nothing moves the VM then, and the next try would act on both copies."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b")
+        await plan_redeploy(world)
+        await world.settle()
+        for pause in (5, 10, 0):
+            await first.finish(await first.take(), problem="no route to host")
+            await world.pass_time(pause * SECOND, first, second)
+        await second.report(reported("web-0"))
+        await report_for(world, 12, first, second)
+        assert hosts_of(world) == [("host-a", "host-b")] * 2
+        await report_for(world, 30, first, second)
+        assert (await first.work())["impacts"] == []
+
+    run(test)
+
+
 def test_impact_whose_vm_became_a_duplicate_after_its_claim_is_not_handed_out() -> None:
     """Another server may have confirmed it between the claim and the call."""
 
@@ -183,7 +279,7 @@ def test_impact_whose_vm_became_a_duplicate_after_its_claim_is_not_handed_out() 
         scope = server.scope("web-0")
         request = make_request(scope, scope.impacts[0], 1.0)
         assert request is not None
-        with pytest.raises(HostUnreachable, match="web-0 runs on two hosts"):
+        with pytest.raises(HostUnreachable, match="it runs on host-a and host-b"):
             await server.hosts.run_impact(request)
 
     run(test)
@@ -247,7 +343,7 @@ def test_vm_is_not_started_while_a_host_that_may_run_it_is_away() -> None:
         assert (await first.work())["impacts"] == []
         server = world.servers[0]
         (impact,) = server.scope("web-0").impacts
-        reason = server.hosts.duplicates.reason_to_wait(server.vm("web-0"), impact)
+        reason = server.hosts.duplicates.reason_to_wait(server.vm("web-0"), impact.cause, 0)
         assert reason == (
             "it may run on host-b, which is unreachable:"
             " its daemon has been away since 2030-01-31T12:00:15Z"
@@ -399,8 +495,11 @@ def test_vm_is_not_started_while_a_host_that_has_it_is_away() -> None:
     run(test)
 
 
-def test_vm_is_started_although_a_host_went_away_after_it_was_stopped() -> None:
-    """That host was in contact when the VM was off, and did not have it."""
+@pytest.mark.parametrize("has_reported", [True, False])
+def test_vm_is_started_if_a_host_that_went_away_has_reported_after_it_was_stopped(
+    *, has_reported: bool
+) -> None:
+    """Contact is not enough: the VM may have been started there just before it was lost."""
 
     async def test(world: World) -> None:
         first = await world.daemon("host-a", reported("web-0"))
@@ -408,10 +507,12 @@ def test_vm_is_started_although_a_host_went_away_after_it_was_stopped() -> None:
         await world.pass_time(SECOND, first)
         await first.report(reported("web-0", power="stopped"))
         await world.pass_time(2 * SECOND, first, second)
+        if has_reported:
+            await second.report()
         await world.pass_time(20 * SECOND, first)
         assert world.servers[0].is_unreachable("host-b")
         await world.restart("web-0")
-        assert (await first.take())["may_run_on"] == []
+        assert len((await first.work())["impacts"]) == has_reported
 
     run(test)
 
@@ -481,24 +582,39 @@ def test_vm_that_its_host_no_longer_has_belongs_to_the_host_with_its_copy() -> N
     run(test)
 
 
+def test_copy_that_is_off_takes_no_vm_before_its_host_has_reported() -> None:
+    """The fleet file says that web-0 is on host-a, whose daemon has just been installed."""
+
+    async def test(world: World) -> None:
+        file = b"scopes: [{name: web-0, vms: [{name: web-0, host: host-a, id: %s}]}]"
+        fleet = parse(file % vm_id("web-0").encode(), "fleet")
+        await world.servers[0].operations.apply(fleet, by="test")
+        first = Daemon(world, "host-a")
+        await first.work()
+        await world.daemon("host-b", reported("web-0", power="stopped"))
+        assert world.servers[0].vm("web-0").host == "host-a"
+        await first.report(reported("web-0"))
+        assert world.servers[0].vm("web-0").host == "host-a"
+
+    run(test)
+
+
 def test_host_with_vms_is_forgotten_only_if_the_operator_says_what_they_do() -> None:
     """Retiring a daemon from a live host, and a host that is switched off, differ in that."""
 
     async def test(world: World) -> None:
         await world.daemon("host-a", reported("web-0"), reported("web-1", power="stopped"))
-        await world.daemon("host-b")
         await world.pass_time(20 * SECOND)
         response = await forget(world, "host-a")
         assert (response.status_code, response.json()["error"]) == (409, "refused")
         assert response.json()["message"] == (
-            "host-a has 2 VMs, such as web-0, and nothing else may start them while they may run"
-            " there; expected `fenced`, if they are off and stay off, or `still_running`, if only"
-            " the daemon goes"
+            "VMs may run on host-a, such as web-0, and nothing else may start them meanwhile;"
+            " expected `fenced`, if they are off and stay off, or `still_running`, if only the"
+            " daemon goes"
         )
         response = await forget(world, "host-a", "?fenced=true&still_running=true")
         assert response.status_code == 400
         assert world.servers[0].vm("web-0").power == "running"
-        assert (await forget(world, "host-b")).status_code == 200, "it has none"
         assert (await forget(world, "host-a", "?still_running=true")).status_code == 200
         assert {world.servers[1].vm(vm).power for vm in ("web-0", "web-1")} == {"unknown"}
 
@@ -520,7 +636,10 @@ class LateStore(MemoryStore):
 
 @pytest.mark.parametrize(
     ("vms", "problem"),
-    [(None, "host-a has 1 VMs"), (Power.STOPPED, "host-a or its VM web-0 has just changed")],
+    [
+        (None, "VMs may run on host-a, such as web-0"),
+        (Power.STOPPED, "host-a or its VM web-0 has just changed"),
+    ],
 )
 def test_host_whose_daemon_goes_meanwhile_is_not_forgotten_without_a_statement(
     vms: Power | None, problem: str
@@ -533,7 +652,7 @@ def test_host_whose_daemon_goes_meanwhile_is_not_forgotten_without_a_statement(
         late = Server(store, world.clock, "server-3")
         await late.engine.load()
         with pytest.raises(Error, match=problem):
-            await late.hosts.managed.forget("host-a", by="ann", vms=vms)
+            await late.hosts.removal.forget("host-a", by="ann", power=vms)
         await world.settle()
         assert world.servers[0].is_unreachable("host-a")
         assert world.servers[0].vm("web-0").power == "running"
@@ -570,12 +689,13 @@ def test_host_whose_daemon_returns_meanwhile_keeps_its_impacts_and_power(
         late = Server(LateCommits(world.store, daemon.work), world.clock, "server-3")
         await late.engine.load()
         with pytest.raises(Error, match="the daemon of host-a is connected; stop it first"):
-            await late.hosts.managed.forget(
-                "host-a", by="ann", vms=Power.STOPPED, fail_impacts=True
+            await late.hosts.removal.forget(
+                "host-a", by="ann", power=Power.STOPPED, fail_impacts=True
             )
         await world.settle()
         assert world.servers[0].vm("web-0").power == "running"
         assert await world.history("impact-failed") == []
+        await daemon.report(reported("web-0"))
         assert len((await daemon.work())["impacts"]) == is_restarted
 
     run(test)

@@ -4,12 +4,20 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
-from forewarn.core.event import Event, EventType
+import pytest
+from msgspec.structs import replace
+
+from forewarn.core.command import Unread
+from forewarn.core.event import Event, EventType, Gap
 from forewarn.core.fleet import Scope
+from forewarn.engine.engine import Engine
+from forewarn.engine.host_contact import HostContacts
 from forewarn.engine.lease import TTL_SECONDS
+from forewarn.engine.machine_binding import SILENT
 from forewarn.engine.managed_hosts import HOST_KEY
+from forewarn.engine.readability import Readability
 from forewarn.store.base import Write
 from tests.unit.engine.hostd_world import NOON, Daemon, Server, World, reported
 from tests.unit.engine.hostd_world import run as run_world
@@ -93,13 +101,169 @@ def test_guest_sees_the_new_not_before_as_soon_as_its_host_is_back() -> None:
     run(test)
 
 
-def test_daemon_that_restarts_changes_no_document() -> None:
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "killed"])
+def test_vm_that_leaves_a_host_that_is_away_keeps_its_notice(*, is_stopped: bool) -> None:
+    """An operator moves it by hand to a host whose daemon is there, before NotBefore."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        other = await world.daemon("host-b")
+        await world.pass_time(10 * SECOND, daemon, other)
+        if is_stopped:
+            await daemon.work(is_leaving=True)
+        await world.pass_time(10 * MINUTE, other)
+        await other.report(reported("a"))
+        await world.pass_time(10 * SECOND, other)
+        assert world.servers[0].vm("a").host == "host-b"
+        assert_made_up(event_of(world, "a"), 10 * MINUTE)
+
+    run(test)
+
+
+def test_vm_of_a_host_that_is_forgotten_keeps_its_notice() -> None:
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(10 * SECOND, daemon)
+        await world.pass_time(10 * MINUTE)
+        headers = {"authorization": f"Bearer fw_root_{world.secret}"}
+        url = "/api/v1/hosts/host-a/daemon?still_running=true"
+        response = await world.servers[0].client.delete(url, headers=headers)
+        assert response.status_code == 200, response.text
+        await world.pass_time(10 * SECOND)
+        assert_made_up(event_of(world, "a"), 10 * MINUTE)
+
+    run(test)
+
+
+def test_vm_keeps_its_notice_if_its_host_is_forgotten_as_soon_as_its_server_is_lost() -> None:
+    """Before any server has noted since when the host is away."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(MINUTE, daemon)
+        await world.expire(world.servers[0])
+        headers = {"authorization": f"Bearer fw_root_{world.secret}"}
+        url = "/api/v1/hosts/host-a/daemon?still_running=true"
+        response = await world.servers[1].client.delete(url, headers=headers)
+        assert response.status_code == 200, response.text
+        await world.pass_time(10 * SECOND)
+        (gap,) = event_of(world, "a", server=1).gaps
+        assert (gap.since, gap.until) == (NOON + MINUTE - SILENT - TTL, NOON + MINUTE)
+
+    run(test)
+
+
+def test_host_is_away_since_its_last_request_also_if_its_server_has_lost_its_lease_since() -> None:
+    """The server goes on under another name, and then notices that the daemon is silent."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.pass_time(60 * SECOND, daemon)
+        await world.pass_time(13 * SECOND)
+        await world.store.expire("server/server-1")
+        await world.pass_time(2 * SECOND)
+        record = world.servers[1].hosts.managed.find("host-a")
+        assert record is not None
+        assert (record.server, record.away_since) == ("", NOON + 59 * SECOND)
+
+    run(test)
+
+
+def test_server_keeps_what_another_one_has_stored_while_it_cannot_tell() -> None:
+    """Both would write in turns, as fast as they can, for as long as they differ."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        await world.pass_time(MINUTE, daemon)
+        await world.expire(world.servers[0])
+        other = world.servers[1]
+        readability = Readability(other.engine, other.hosts.contacts)
+        event = replace(event_of(world, "a", server=1), unreadable_since=NOON + 30 * SECOND)
+        scope = replace(shown(world, "a", server=1), events=(event,))
+        assert readability.find_unread(scope) is None
+
+    run(test)
+
+
+class StoredContacts:
+    """What the records of hosts say: when they were away, and since when they are."""
+
+    def __init__(self, gaps: dict[str, list[Gap]], away: dict[str, datetime]) -> None:
+        self._gaps, self._away = gaps, away
+
+    def gaps_of(self, host: str) -> list[Gap]:
+        return self._gaps.get(host, [])
+
+    def away_since(self, host: str) -> datetime | None:
+        return self._away.get(host)
+
+    def is_in_doubt(self, host: str) -> bool:
+        return False
+
+
+def test_time_of_each_host_counts_if_the_vms_of_an_event_are_on_several() -> None:
+    """host-a was away from 12:01 to 12:10, host-b is since 12:05; then its VM is moved away."""
+
+    async def test(world: World) -> None:
+        await announce(world)
+        engine = world.servers[0].engine
+        scope = shown(world, "a")
+        vms = (scope.vms[0], replace(scope.vms[0], name="b", host="host-b"))
+        event = replace(scope.events[0], resources=("a", "b"), unreadable_since=NOON + MINUTE)
+        world.servers[0].board.polled.update(dict.fromkeys("ab", NOON.timestamp()))
+        await world.clock.advance(10 * MINUTE)
+        gaps = {"host-a": [Gap(NOON + MINUTE, NOON + 10 * MINUTE)]}
+        contacts = StoredContacts(gaps, {"host-b": NOON + 5 * MINUTE})
+        found = find(engine, contacts, replace(scope, vms=vms, events=(event,)))
+        assert found.since == NOON + 10 * MINUTE
+
+        await world.clock.advance(10 * MINUTE)
+        moved = (vms[0], replace(vms[1], host="host-c"))
+        event = replace(event, unreadable_since=found.since)
+        found = find(engine, StoredContacts(gaps, {}), replace(scope, vms=moved, events=(event,)))
+        assert found.gaps[-1] == (NOON + 10 * MINUTE, NOON + 20 * MINUTE)
+
+    run(test)
+
+
+def test_server_whose_clock_is_behind_keeps_what_another_one_has_stored() -> None:
+    """For its own clock the host is not away for long enough."""
+
+    async def test(world: World) -> None:
+        await announce(world)
+        engine = world.servers[0].engine
+        await world.clock.advance(14 * SECOND)
+        scope = shown(world, "a")
+        event = replace(scope.events[0], unreadable_since=NOON)
+        contacts = StoredContacts({}, {"host-a": NOON})
+        readability = Readability(engine, cast("HostContacts", contacts))
+        assert readability.find_unread(replace(scope, events=(event,))) is None
+
+    run(test)
+
+
+def find(engine: Engine, contacts: StoredContacts, scope: Scope) -> Unread:
+    found = Readability(engine, cast("HostContacts", contacts)).find_unread(scope)
+    assert found is not None
+    return found.events[0]
+
+
+def assert_made_up(event: Event, gap: timedelta) -> None:
+    """The event of `announce` has a later NotBefore, by this time."""
+    assert event.status == "Scheduled"
+    assert event.unreadable_since is None
+    assert gap <= event.not_before - (NOON + 15 * MINUTE) <= gap + 5 * SECOND
+
+
+@pytest.mark.parametrize("seconds", [5, 10, 14])
+def test_daemon_that_restarts_changes_no_document(seconds: int) -> None:
     async def test(world: World) -> None:
         daemon = await announce(world)
         await world.pass_time(MINUTE, daemon)
         before = shown(world, "a")
+        await world.pass_time(4 * SECOND)
         await daemon.work(is_leaving=True)
-        await world.pass_time(5 * SECOND)
+        await world.pass_time(seconds * SECOND)
         again = await world.daemon("host-a", reported("a"), session="s2")
         await world.pass_time(MINUTE, again)
         assert shown(world, "a") == before
@@ -138,7 +302,7 @@ def test_preempt_does_not_start_before_it_is_known_that_its_vm_could_read_it() -
     async def test(world: World) -> None:
         daemon = await announce_preempt(world)
         await world.pass_time(20 * SECOND, daemon)
-        await world.pass_time(14 * SECOND)
+        await world.pass_time(13 * SECOND)
         assert event_of(world, "a").status == "Scheduled"
         daemon.unconfirmed_since = NOON + 20 * SECOND
         await world.pass_time(SECOND, daemon)
@@ -219,6 +383,25 @@ def test_preempts_of_one_scope_start_in_time_with_daemons_at_different_servers()
         assert {event.status for event in shown(world, "a").events} == {"Scheduled"}
         await world.pass_time(3 * SECOND, *daemons)
         assert {event.status for event in shown(world, "a").events} == {"Started"}
+
+    run(test)
+
+
+@pytest.mark.parametrize("server", [0, 1], ids=["same-server", "another-server"])
+def test_preempt_is_made_up_if_its_daemon_is_killed_and_restarts(server: int) -> None:
+    """Its guests could read nothing for 10 seconds, which no server has noticed."""
+
+    async def test(world: World) -> None:
+        daemon = await announce_preempt(world)
+        await world.pass_time(10 * SECOND, daemon)
+        await world.pass_time(10 * SECOND)
+        again = await world.daemon("host-a", reported("a"), session="s2", server=server)
+        await world.pass_time(19 * SECOND, again)
+        event = event_of(world, "a", server)
+        assert event.status == "Scheduled"
+        assert 40 * SECOND <= event.not_before - NOON <= 46 * SECOND
+        await world.pass_time(8 * SECOND, again)
+        assert event_of(world, "a", server).status == "Started"
 
     run(test)
 
@@ -556,6 +739,24 @@ def test_time_in_which_the_relay_got_no_answer_is_not_notice() -> None:
         assert event_of(world, "a").status == "Scheduled"
         await world.pass_time(MINUTE + 3 * SECOND, daemon)
         assert event_of(world, "a").status == "Started"
+
+    run(test)
+
+
+def test_libvirt_that_does_not_answer_leaves_not_before_as_it_is() -> None:
+    """Nothing can be done to the VM, but it can read."""
+
+    async def test(world: World) -> None:
+        daemon = await announce(world)
+        before = shown(world, "a")
+        daemon.problem = "libvirt does not answer"
+        await world.pass_time(14 * MINUTE, daemon)
+        assert world.servers[0].is_unreachable("host-a")
+        assert shown(world, "a") == before
+        daemon.problem = ""
+        await world.pass_time(MINUTE + 2 * SECOND, daemon)
+        event = event_of(world, "a")
+        assert (event.status, event.not_before) == ("Started", NOON + 15 * MINUTE)
 
     run(test)
 

@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
+from forewarn.engine.engine import CLOCK_SKEW_SECONDS_MAX
 from forewarn.engine.fleet_apply import Commands
+from forewarn.engine.host_sessions import MERGE_AFTER
 from forewarn.engine.managed_hosts import HOST_KEY
 from forewarn.errors import Unavailable
 from forewarn.fleetfile.parser import parse
+from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import Write
 from tests.unit.engine.hostd_world import (
     GIB,
@@ -48,7 +51,7 @@ def root(world: World) -> dict[str, str]:
 
 
 async def forget(world: World) -> int:
-    url = f"{ROOT_URL}/daemon?still_running=true"
+    url = f"{ROOT_URL}/daemon?fenced=true"
     response = await world.servers[0].client.delete(url, headers=root(world))
     await world.settle()
     return response.status_code
@@ -79,7 +82,7 @@ def test_daemon_of_another_machine_is_refused_while_the_first_is_connected() -> 
                 assert (refused.status_code, refused.json()["error"]) == (409, "host_taken")
                 assert refused.json()["message"] == (
                     "host-a belongs to another machine; expected the daemon of that machine, or"
-                    " `forewarn host forget host-a` when that machine is gone"
+                    " `forewarn host forget host-a --fenced` when that machine is off"
                 )
         assert world.servers[1].vm("web-0").host == "host-a"
         assert (await first.send()).status_code == 200
@@ -121,14 +124,18 @@ def test_server_that_loses_its_lease_gives_no_host_away() -> None:
 
 
 def test_restarted_daemon_replaces_its_last_run_at_once() -> None:
-    """A machine lets one daemon run, so the last one has ended. The new one gets its impact."""
+    """A machine lets one daemon run, so the last one has ended. The new one gets its impact when
+    its report counts: a clone of the machine would be noticed before.
+    """
 
     async def test(world: World) -> None:
         old = await world.daemon("host-a", reported("web-0"))
         await world.restart("web-0")
         first = await old.take()
-        new = Daemon(world, "host-a", "s2")
-        new.server = world.servers[1]
+        new = await world.daemon("host-a", reported("web-0"), session="s2", server=1)
+        assert not world.servers[0].is_unreachable("host-a")
+        assert (await new.work())["impacts"] == []
+        await world.pass_time(MERGE_AFTER, new)
         again = await new.take()
         assert (again["event_id"], again["tries"]) == (first["event_id"], 2)
         assert await new.finish(again)
@@ -215,6 +222,24 @@ def test_cloned_machine_is_served_again_when_the_other_stays_away() -> None:
     run(test)
 
 
+def test_machines_with_one_id_are_refused_although_each_asks_another_server() -> None:
+    """Each server has refused a request of the first one, which could have come late."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = Daemon(world, "host-a", "s2")
+        await second.work(number=1)
+        for server, number in zip(world.servers, (2, 3), strict=True):
+            first.server = server
+            assert (await first.send(number=number)).status_code == 409
+            await world.settle()
+        assert (await show(world))["daemon"]["problem"] == (
+            "2 machines with one id run its daemon; none is served"
+        )
+
+    run(test)
+
+
 def test_three_machines_with_one_id_are_all_refused() -> None:
     """Each of them replaces another one, so that none is the last that was replaced."""
 
@@ -243,6 +268,8 @@ def test_host_of_an_earlier_version_belongs_to_the_machine_that_connects_first()
         await world.store.commit([Write(key, record, 0)])
         await world.settle()
         daemon = await world.daemon("host-a", reported("web-0"))
+        await world.pass_time(MERGE_AFTER, daemon)
+        await daemon.report(reported("web-0"))
         await world.restart("web-0")
         assert await daemon.finish(await daemon.take())
         another = Daemon(world, "host-a", "s2", machine="another")
@@ -280,18 +307,83 @@ def test_report_of_a_clone_removes_no_vms() -> None:
     run(test)
 
 
-def test_report_of_a_restarted_daemon_counts_after_five_seconds() -> None:
+EMPTY = {"vms": [], "memory_bytes": 0}
+
+
+def test_report_of_a_restarted_daemon_counts_after_ten_seconds() -> None:
     async def test(world: World) -> None:
         await world.daemon("host-a", reported("web-0"))
         new = Daemon(world, "host-a", "s2")
-        empty = {"vms": [], "memory_bytes": 0}
-        assert not (await new.work(inventory=empty))["is_merged"]
-        await world.pass_time(4 * SECOND)
-        assert not (await new.work(inventory=empty))["is_merged"]
-        await world.pass_time(SECOND)
-        assert (await new.work(inventory=empty))["is_merged"]
+        assert not (await new.work(inventory=EMPTY))["is_merged"]
+        await world.pass_time(9 * SECOND, new)
+        assert not (await new.work(inventory=EMPTY))["is_merged"]
+        await world.pass_time(SECOND, new)
+        assert (await new.work(inventory=EMPTY))["is_merged"]
         await world.settle()
         assert "web-0" not in world.servers[0].board.vms
+
+    run(test)
+
+
+def test_report_of_a_clone_that_restarts_does_not_count_sooner() -> None:
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        new = Daemon(world, "host-a", "s2")
+        await new.work(is_leaving=True)
+        await world.pass_time(SECOND)
+        again = Daemon(world, "host-a", "s3")
+        assert not (await again.work(inventory=EMPTY))["is_merged"]
+        assert "web-0" in world.servers[0].board.vms
+
+    run(test)
+
+
+def test_report_of_a_clone_does_not_count_sooner_if_the_server_of_the_original_is_lost() -> None:
+    """The daemon of the original looks for another server."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        await world.expire(world.servers[0])
+        clone = Daemon(world, "host-a", "s2")
+        clone.server = world.servers[1]
+        assert not (await clone.work(inventory=EMPTY))["is_merged"]
+        assert "web-0" in world.servers[1].board.vms
+
+    run(test)
+
+
+class Ahead:
+    """A clock that is ahead of that of the other servers, by less than they tolerate."""
+
+    jump_seconds = 0.0
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock, self._by = clock, timedelta(seconds=CLOCK_SKEW_SECONDS_MAX - 0.1)
+
+    def now(self) -> datetime:
+        return self._clock.now() + self._by
+
+    async def sleep_until(self, time: datetime) -> None:
+        await self._clock.sleep_until(time - self._by)
+
+
+def test_report_of_a_clone_does_not_count_sooner_at_a_server_whose_clock_is_ahead() -> None:
+    """The daemon of the original has 5 seconds to send a request."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        ahead = Server(world.store, Ahead(world.clock), "server-3")
+        await ahead.start()
+        async with ahead.client:
+            await world.settle()
+            clone = Daemon(world, "host-a", "s2")
+            await clone.work(inventory=EMPTY)
+            clone.server = ahead
+            for _ in range(5):
+                await clone.work(inventory=EMPTY)
+                await world.pass_time(SECOND)
+            assert "web-0" in world.servers[0].board.vms
+            await stop(ahead)
 
     run(test)
 

@@ -11,7 +11,7 @@ from forewarn.engine.fleet_apply import Commands
 from forewarn.engine.inventory import HostInventory
 from forewarn.errors import Unavailable
 from forewarn.fleetfile.parser import Fleet, dump_json, parse
-from tests.unit.engine.hostd_world import GIB, SECOND, World, reported, run, vm_id
+from tests.unit.engine.hostd_world import GIB, SECOND, World, encoded, reported, run, vm_id
 from tests.work_count import Name, work_of, work_of_turns
 
 MAC = "52:54:00:00:00:01"
@@ -484,9 +484,7 @@ def test_move_is_not_taken_for_done_because_the_server_of_its_daemon_is_lost() -
         target = await world.daemon("host-b", reported("web-0", scope="web"), server=1)
         assert await world.history("impacted") == []
         source.server = world.servers[1]
-        assert await source.work()
-        await world.settle()
-        impact = (await source.work())["impacts"][0]
+        impact = await source.take()
         assert await source.finish(impact, host="host-b", detail="moved")
         assert [e.detail for e in await world.history("impacted")] == ["moved"]
         assert target
@@ -552,6 +550,25 @@ def test_vm_that_does_not_fit_is_named_and_the_others_are_applied() -> None:
     run(test)
 
 
+def test_vm_under_impact_keeps_its_name_although_its_host_no_longer_has_it() -> None:
+    """Another VM with that name would be a second one in the fleet: its impact would not end."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0", power="stopped"))
+        await world.restart("web-0")
+        impact = await daemon.take()
+        other = {**reported("web-0", scope="web"), "id": vm_id("other")}
+        (problem,) = await daemon.report(other)
+        assert problem.startswith("two VMs are named 'web-0'")
+        assert shape(world) == {"web-0": ["web-0@host-a"]}
+
+        await daemon.finish(impact)
+        assert await daemon.report(other) == []
+        assert shape(world) == {"web": ["web-0@host-a"]}
+
+    run(test)
+
+
 def test_vm_of_a_fleet_file_stays_if_its_report_is_refused() -> None:
     """It is known by its name until a report gives it an id. Its events would go with it."""
 
@@ -609,7 +626,7 @@ def test_work_of_a_report_does_not_grow_with_the_fleet() -> None:
         server, daemon = world.servers[0], await world.daemon("host-a", reported("web-0"))
         await daemon.report(reported("web-0", power="stopped"))
         inventory = HostInventory(
-            server.engine, server.hosts.managed, "host-a", [reported("web-0")]
+            server.engine, server.hosts.managed, "host-a", encoded(reported("web-0"))
         )
         await inventory.read()
         return await work_of(server.operations.merge(inventory.plan, by="test"))
@@ -628,7 +645,7 @@ def test_work_of_a_report_does_not_depend_on_what_is_wrong_with_it() -> None:
         server = world.servers[0]
 
         async def read(name: str) -> None:
-            vms = [reported(name.format(number)) for number in range(20)]
+            vms = encoded(*(reported(name.format(number)) for number in range(20)))
             await HostInventory(server.engine, server.hosts.managed, "host-a", vms).read()
 
         valid, invalid = await work_of(read("vm-{}")), await work_of(read("bad name {}"))
@@ -644,11 +661,11 @@ def test_report_with_many_vms_leaves_turns_to_polls(name: str, scope: str) -> No
 
     async def longest_turn(world: World, vms: int) -> int:
         server, prefix = world.servers[1], f"{vms}-"
-        report = [
+        report = (
             reported(prefix + name.format(n), scope=scope and prefix + scope.format(n))
             for n in range(vms)
-        ]
-        inventory = HostInventory(server.engine, server.hosts.managed, "host-a", report)
+        )
+        inventory = HostInventory(server.engine, server.hosts.managed, "host-a", encoded(*report))
 
         async def merge() -> None:
             await inventory.read()
@@ -672,7 +689,7 @@ def test_fleet_that_changes_while_a_report_is_planned_is_not_changed_by_it() -> 
 
     async def test(world: World) -> None:
         server = world.servers[0]
-        vms = [reported(f"vm-{n}") for n in range(100)]
+        vms = encoded(*(reported(f"vm-{n}") for n in range(100)))
         inventory = HostInventory(server.engine, server.hosts.managed, "host-a", vms)
         await inventory.read()
 

@@ -143,6 +143,18 @@ def test_server_that_knows_nothing_new_stores_nothing() -> None:
     run_in_world(main)
 
 
+def test_last_poll_of_the_only_vm_of_a_scope_stays_when_another_one_joins() -> None:
+    async def main(world: World) -> None:
+        engine = await applied(world)
+        await poll(engine, "db")
+        web, db = FLEET.scopes
+        grown = replace(db, kind=ScopeKind.SCALE_SET, vms=(*db.vms, vm("db-1")))
+        await Operations(engine, world.make_id).apply(Fleet(scopes=(web, grown)), by="ann")
+        assert seen(await world.engine(), "db") == {"db": NOON}
+
+    run_in_world(main)
+
+
 def test_last_poll_stays_when_a_vm_moves_and_goes_when_it_is_deleted() -> None:
     async def main(world: World) -> None:
         engine = await applied(world)

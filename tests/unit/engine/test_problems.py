@@ -3,6 +3,9 @@
 from datetime import timedelta
 from typing import Any
 
+from msgspec.structs import replace
+
+from forewarn.core.event import ImpactState
 from forewarn.engine.inventory import NOT_ACCEPTED_LENGTH_MAX, NOT_ACCEPTED_MAX
 from tests.unit.engine.hostd_world import NOON, SECOND, World, reported, run
 
@@ -119,6 +122,22 @@ def test_impact_that_runs_or_boots_says_so() -> None:
     run(test)
 
 
+def test_impact_waits_for_the_call_of_an_event_that_was_completed() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        event = await world.restart("web-0")
+        await daemon.take()
+        server = world.servers[0]
+        scope = server.scope("web-0")
+        held = replace(scope.impacts[0], stop_seconds=30.0)
+        waiting = replace(held, state=ImpactState.WAITING, claimed_by="")
+        dropped = replace(scope, impacts=(waiting,), dropped=(held,))
+        ((_, reason),) = server.hosts.problems.waits(dropped, event)
+        assert reason == "another impact on this VM"
+
+    run(test)
+
+
 def test_failed_try_waits_for_the_next_one() -> None:
     async def test(world: World) -> None:
         daemon = await world.daemon("host-a", reported("web-0"))
@@ -151,6 +170,73 @@ def test_vm_that_is_not_accepted_is_shown_with_its_host() -> None:
 
         await other.report()
         assert (await get(world, "hosts/host-b"))["problems"] == []
+
+    run(test)
+
+
+LEARNING = "the port vnet3 of the bridge br0 does not learn MACs"
+UNSERVED = [{"bridge": "br0", "problem": LEARNING, "vms": 2}]
+
+
+def test_bridge_that_is_not_served_is_shown_with_its_host() -> None:
+    """Its guests get no error that a relay could count, and impacts still work."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await daemon.work(unserved=UNSERVED)
+        await world.settle()
+        for server in (0, 1):
+            host = await get(world, "hosts/host-a", server)
+            assert host["state"] == "connected"
+            assert host["problems"] == [
+                {
+                    "code": "bridge-unserved",
+                    "message": f"the bridge br0, with 2 VMs, is not served: {LEARNING}",
+                }
+            ]
+        assert (await get(world, "vms/web-0"))["problems"] == []
+
+        await daemon.work()
+        await world.settle()
+        assert (await get(world, "hosts/host-a"))["problems"] == []
+
+    run(test)
+
+
+def test_history_says_when_a_bridge_is_not_served_and_when_it_is_again() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        since = (await get(world, "hosts/host-a"))["daemon"]["since"]
+        known = len(await world.history("updated"))
+        await world.pass_time(SECOND, daemon)
+        await daemon.work(unserved=UNSERVED)
+        await daemon.work(unserved=[UNSERVED[0] | {"vms": 1}])
+        assert (await get(world, "hosts/host-a"))["daemon"]["since"] == since
+        again = await world.daemon("host-a", reported("web-0"), session="s2")
+        await again.work(unserved=UNSERVED)
+        await again.work()
+        entries = (await world.history("updated"))[known:]
+        texts = [entry.detail for entry in entries if "br0" in entry.detail]
+        assert (
+            texts
+            == [
+                f"bridge br0 of host-a is not served: {LEARNING}",
+                "bridge br0 of host-a is served again",
+            ]
+            * 2
+        )
+        assert {entry.host for entry in entries} == {"host-a"}
+
+    run(test)
+
+
+def test_host_that_is_away_does_not_show_what_was_wrong_with_its_bridges() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await daemon.work(unserved=UNSERVED)
+        await lose(world)
+        (problem,) = (await get(world, "hosts/host-a"))["problems"]
+        assert problem["code"] == "unreachable"
 
     run(test)
 
@@ -249,7 +335,8 @@ def test_event_that_its_vms_cannot_read_says_since_when_and_for_how_long() -> No
             assert shown["unreadable_seconds"] == 0
         (entry,) = [entry for entry in await world.history("updated") if entry.event]
         assert entry.detail == (
-            "does not start: its VMs have not been able to read it since 2030-01-31T12:00:00Z"
+            "its VMs have not been able to read it since 2030-01-31T12:00:00Z,"
+            " so its notice does not pass"
         )
 
         await daemon.work()

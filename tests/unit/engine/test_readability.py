@@ -72,6 +72,12 @@ class Path:
             return self._refuse
         return getattr(self._store, name)
 
+    async def watch(self, after: int) -> AsyncIterator[Any]:
+        async for batch in self._store.watch(after):
+            if self.is_cut:
+                await self._refuse()
+            yield batch
+
     async def _refuse(self, *_: object, **__: object) -> None:
         raise StoreLost("cut off")
 
@@ -276,18 +282,21 @@ def test_short_restart_of_the_only_server_changes_no_document() -> None:
 
 
 def test_one_of_three_servers_that_is_cut_off_changes_no_document() -> None:
-    """The other two show what was committed."""
+    """The other two show what was committed. It says that its own documents are old."""
 
     async def test(world: World) -> None:
         path = Path(world.store)
-        await world.start(cast("Store", path))
+        cut = await world.start(cast("Store", path))
+        path.is_cut = True
         await world.servers[0].operations.restart("v", by="ann")
         await world.advance(MINUTE)
         before = world.servers[0].scope("v")
-        path.is_cut = True
+        assert cut.scope("v").events == ()
+        assert cut.engine.age_seconds >= 60
         await world.advance(10 * MINUTE)
         path.is_cut = False
         await world.advance(MINUTE)
+        assert (cut.scope("v"), cut.engine.age_seconds) == (before, 0)
         assert world.servers[0].scope("v") == before
         await world.advance(3 * MINUTE + SECOND)
         assert world.servers[0].scope("v").events == ()

@@ -92,6 +92,18 @@ def test_record_that_a_callback_cannot_handle_stops_no_other(
     ]
 
 
+def test_deletion_of_a_record_that_was_never_readable_is_no_change() -> None:
+    """Callbacks rely on a value before the change or after it."""
+    replica, changes = engine(), list[object]()
+    replica.on_change("declared", lambda before, after: changes.append((before, after)))
+    replica.learn(Record("declared/0/", b'{"format":99,"value":{}}', 1))
+    assert list(replica.unreadable) == ["declared/0/"]
+
+    replica.learn(Record("declared/0/", None, 2))
+
+    assert (changes, replica.unreadable) == ([], {})
+
+
 def test_scope_that_the_board_cannot_show_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     """Such as when an index of the board has a bug."""
     replica = engine()

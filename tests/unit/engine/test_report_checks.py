@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from forewarn.core.fleet import Vm
+from forewarn.core.fleet import Power, Vm
 from forewarn.engine.inventory import HostInventory
 from forewarn.engine.managed_hosts import HOST_KEY, ManagedHost
 from forewarn.engine.transaction import Transaction
 from forewarn.fleetfile.parser import dump_json, parse
-from tests.unit.engine.hostd_world import SECOND, Daemon, World, reported, run, vm_id
+from tests.unit.engine.hostd_world import SECOND, Daemon, World, encoded, reported, run, vm_id
 
 FLEET = f"""
 scopes:
@@ -25,6 +25,8 @@ scopes:
       - {{name: db-2}}
   - {{name: solo, vms: [{{name: solo, id: "{vm_id("solo")}", host: host-z}}]}}
   - {{name: plain, vms: [{{name: plain, host: host-z}}]}}
+  - {{name: free, vms: [{{name: free, id: "{vm_id("free")}"}}]}}
+  - {{name: bare, vms: [{{name: bare}}]}}
 """.encode()
 EXPECTED = "expected a scope of its own, or one of the token's 1, such as web"
 
@@ -87,7 +89,7 @@ def test_limited_token_cannot_take_a_vm_of_another_scope(
 
 
 @pytest.mark.parametrize("scope", ["", "web", "solo"])
-@pytest.mark.parametrize("name", ["solo", "plain"])
+@pytest.mark.parametrize("name", ["solo", "plain", "free", "bare"])
 def test_limited_token_cannot_take_a_standalone_vm_of_a_host_without_a_daemon(
     name: str, scope: str
 ) -> None:
@@ -102,6 +104,26 @@ def test_limited_token_cannot_take_a_standalone_vm_of_a_host_without_a_daemon(
         assert home_of(world, name) == before
         await daemon.report()
         assert home_of(world, name) == before
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_fenced", [True, False])
+def test_limited_token_gets_a_standalone_vm_of_a_forgotten_host_if_that_is_fenced(
+    *, is_fenced: bool
+) -> None:
+    """Otherwise it may still run there, without a daemon that could report it."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("solo"))
+        daemon = await limited(world)
+        await world.pass_time(20 * SECOND, daemon)
+        power = Power.STOPPED if is_fenced else Power.UNKNOWN
+        await world.servers[0].hosts.removal.forget("host-a", by="ann", power=power)
+        await world.settle()
+        refusal = f"VM 'solo': it is on host-a, which has no daemon; {EXPECTED}"
+        assert await daemon.report(reported("solo")) == [refusal] * (not is_fenced)
+        assert home_of(world, "solo")[1] == ("host-b" if is_fenced else "host-a")
 
     run(test)
 
@@ -130,7 +152,7 @@ def test_scope_that_changes_while_a_report_is_read_is_compared_again() -> None:
         server = world.servers[0]
         stolen = reported("db-0", scope="web")
         inventory = HostInventory(
-            server.engine, server.hosts.managed, "host-b", [stolen], frozenset(["web"])
+            server.engine, server.hosts.managed, "host-b", encoded(stolen), frozenset(["web"])
         )
         await inventory.read()
         assert inventory.problems == []

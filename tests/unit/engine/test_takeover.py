@@ -1,21 +1,25 @@
 """Two tries of one impact never act at the same time, whatever the platform needs to stop."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 
 import pytest
 
+from forewarn.core.event import ImpactState
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.lease import takeover_delay
+from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.platform.threads import CallThreads
 from forewarn.store.base import HELD_SHARE, Lease
 from forewarn.store.memory import MemoryStore
-from tests.builders import MINUTE, NOON, SECOND
+from tests.builders import MINUTE, NOON, SECOND, guid
 from tests.unit.engine.test_follow import TTL_SECONDS, DistantStore
 from tests.unit.engine.test_lease import fail_host
 
@@ -46,9 +50,12 @@ class StubbornPlatform:
         self.stop_seconds = stop_seconds
         self.began_at: datetime | None = None
         self.ended_at: datetime | None = None
+        self.first_ended_at: datetime | None = None
+        self.tries_begun = 0
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
         self.began_at = self._clock.now()
+        self.tries_begun += 1
         try:
             await self._clock.sleep_until(self.began_at + 60 * MINUTE)
         except asyncio.CancelledError:
@@ -57,7 +64,29 @@ class StubbornPlatform:
             raise
         finally:
             self.ended_at = self._clock.now()
+            self.first_ended_at = self.first_ended_at or self.ended_at
         return ImpactResult()
+
+
+class ThreadPlatform(StubbornPlatform):
+    """Acts in a thread until `go` is set, as the libvirt platform does: nothing cancels that."""
+
+    def __init__(self, clock: VirtualClock, stop_seconds: float) -> None:
+        super().__init__(clock, stop_seconds)
+        self.acts, self.go = threading.Event(), threading.Event()
+
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        await CallThreads().call("a", self._act, 60.0, on_cancel=lambda: None)
+        return ImpactResult()
+
+    def _act(self) -> None:
+        self.acts.set()
+        assert self.go.wait(60)
+
+
+def states_of(engine: Engine) -> list[ImpactState]:
+    scopes = engine.board.scopes.values()
+    return [impact.state for published in scopes for impact in published.scope.impacts]
 
 
 class World:
@@ -71,7 +100,11 @@ class World:
 
     @asynccontextmanager
     async def server(
-        self, name: str, platform: StubbornPlatform, stop_seconds_max: float = 60.0
+        self,
+        name: str,
+        platform: StubbornPlatform,
+        stop_seconds_max: float = 60.0,
+        impact_limit: timedelta = 120 * MINUTE,
     ) -> AsyncIterator[Engine]:
         store = self.store if platform is self.first else PunctualStore(self.shared, self.clock)
         engine = Engine(store, self.clock, Timing())
@@ -80,7 +113,7 @@ class World:
             engine,
             platform,
             worker=name,
-            impact_limit=120 * MINUTE,
+            impact_limit=impact_limit,
             stop_seconds_max=stop_seconds_max,
         )
         work = asyncio.create_task(worker.run())
@@ -155,6 +188,158 @@ def test_server_that_stops_before_its_calls_have_ended_leaves_its_claims() -> No
             await world.clock.advance(timedelta(seconds=4))
 
             assert world.second.began_at is not None
+
+    asyncio.run(run())
+
+
+def test_server_that_stops_leaves_a_claim_whose_thread_still_acts() -> None:
+    """The task of a call can be canceled, and its thread cannot."""
+
+    async def run() -> None:
+        world = World(LIBVIRT_SECONDS)
+        platform = world.first = ThreadPlatform(world.clock, LIBVIRT_SECONDS)
+        async with world.server("w1", platform, stop_seconds_max=0.01) as engine:
+            await fail_host(engine)
+            await world.clock.advance(SECOND)
+            assert await asyncio.to_thread(platform.acts.wait, 30)
+        async with world.server("w2", world.second):
+            await world.clock.advance(timedelta(seconds=LIBVIRT_SECONDS - 4))
+            assert world.second.began_at is None
+        platform.go.set()
+
+    asyncio.run(run())
+
+
+def test_try_after_a_time_limit_begins_when_the_last_one_has_ended() -> None:
+    """A call that takes too long is canceled, and may act for a while after that."""
+
+    async def run() -> None:
+        world = World(LIBVIRT_SECONDS)
+        platform = world.first
+        async with world.server("w1", platform, impact_limit=MINUTE) as engine:
+            await fail_host(engine)
+            await world.clock.advance(MINUTE + timedelta(seconds=LIBVIRT_SECONDS))
+            assert platform.ended_at == NOON + MINUTE + timedelta(seconds=LIBVIRT_SECONDS)
+            assert platform.tries_begun == 1
+            await world.clock.advance(5 * SECOND)
+
+            assert platform.tries_begun == 2
+            assert platform.began_at == platform.ended_at + 5 * SECOND
+
+    asyncio.run(run())
+
+
+def test_try_after_a_time_limit_waits_no_longer_than_the_platform_may_act() -> None:
+    """A platform that ignores a cancel must not keep the impact from being tried again."""
+
+    async def run() -> None:
+        world = World(LIBVIRT_SECONDS)
+        platform = world.first = ThreadPlatform(world.clock, LIBVIRT_SECONDS)
+        async with world.server("w1", platform, 0.01, impact_limit=MINUTE) as engine:
+            await fail_host(engine)
+            await world.clock.advance(SECOND)
+            assert await asyncio.to_thread(platform.acts.wait, 30)
+            await world.clock.advance(MINUTE + timedelta(seconds=LIBVIRT_SECONDS - 2))
+            assert states_of(engine) == [ImpactState.CLAIMED]
+            await world.clock.advance(SECOND)
+
+            assert states_of(engine) == [ImpactState.WAITING]
+        platform.go.set()
+
+    asyncio.run(run())
+
+
+async def complete_and_restart(engine: Engine) -> None:
+    """An operator completes the event whose impact runs, and restarts its VM."""
+    operations = Operations(engine, lambda: guid(2))
+    (event_id,) = engine.board.events
+    await operations.complete(event_id, by="ann")
+    assert await operations.restart("web-1", by="ann") is None
+
+
+def test_impact_after_a_completed_event_begins_when_its_call_has_ended() -> None:
+    """The call is canceled when the event is completed, and may act for a while after that."""
+
+    async def run() -> None:
+        world = World(LIBVIRT_SECONDS)
+        platform = world.first
+        async with world.server("w1", platform) as engine:
+            await fail_host(engine)
+            await world.clock.advance(SECOND)
+            await complete_and_restart(engine)
+            for _ in range(int(LIBVIRT_SECONDS) + 2):
+                await world.clock.advance(SECOND)
+
+            assert platform.tries_begun == 2
+            assert platform.first_ended_at == NOON + timedelta(seconds=1 + LIBVIRT_SECONDS)
+            assert platform.began_at is not None
+            assert platform.first_ended_at <= platform.began_at
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("impact_limit", [120 * MINUTE, SECOND])
+def test_impact_after_a_completed_event_waits_no_longer_than_its_call_may_act(
+    impact_limit: timedelta,
+) -> None:
+    """A call may have reached its time limit before, and be waited for already."""
+
+    async def run() -> None:
+        world = World(LIBVIRT_SECONDS)
+        platform = world.first = ThreadPlatform(world.clock, LIBVIRT_SECONDS)
+        async with world.server("w1", platform, 0.01, impact_limit=impact_limit) as engine:
+            await fail_host(engine)
+            await world.clock.advance(2 * SECOND)
+            assert await asyncio.to_thread(platform.acts.wait, 30)
+            await complete_and_restart(engine)
+            await world.clock.advance(timedelta(seconds=LIBVIRT_SECONDS - 1))
+            assert states_of(engine) == [ImpactState.WAITING]
+            await world.clock.advance(2 * SECOND)
+
+            assert states_of(engine) == [ImpactState.CLAIMED]
+        platform.go.set()
+
+    asyncio.run(run())
+
+
+def test_server_that_stops_does_not_wait_for_the_call_of_a_completed_event() -> None:
+    """A server that stops waits for a few seconds, whatever the platform may take."""
+
+    async def run() -> None:
+        world = World(LIBVIRT_SECONDS)
+        platform = world.first = ThreadPlatform(world.clock, LIBVIRT_SECONDS)
+        async with world.server("w1", platform, stop_seconds_max=0.01) as engine:
+            await fail_host(engine)
+            await world.clock.advance(SECOND)
+            assert await asyncio.to_thread(platform.acts.wait, 30)
+            await complete_and_restart(engine)
+            await world.clock.advance(SECOND)
+        assert states_of(engine) == [ImpactState.WAITING]
+        platform.go.set()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_other_server_begins_when_the_call_of_a_completed_event_has_ended(is_lost: bool) -> None:
+    """The event is over in the store, and the server that made the call may be cut off from it."""
+
+    async def run() -> None:
+        world = World(LIBVIRT_SECONDS)
+        async with world.server("w1", world.first) as engine:
+            await fail_host(engine)
+            await world.clock.advance(SECOND)
+            async with world.server("w2", world.second) as other:
+                if is_lost:
+                    world.store.lose()
+                await complete_and_restart(other)
+                for _ in range(60):
+                    await world.clock.advance(SECOND)
+
+                ended_at = world.first.first_ended_at
+                assert ended_at is not None
+                began_at = max(filter(None, (world.first.began_at, world.second.began_at)))
+                assert ended_at <= began_at <= ended_at + 4 * SECOND
 
     asyncio.run(run())
 

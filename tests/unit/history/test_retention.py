@@ -5,6 +5,8 @@ from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import encode_all
@@ -12,7 +14,7 @@ from forewarn.errors import StoreLost
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.retention import INTERVAL, RetentionWorker
 from forewarn.lab.clock import VirtualClock
-from forewarn.store.base import Record, Write
+from forewarn.store.base import HistoryValues, Record, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON
 from tests.history import write_history
@@ -140,20 +142,61 @@ def test_trimming_continues_after_the_store_was_lost() -> None:
     asyncio.run(run())
 
 
-def test_looking_for_old_entries_costs_nothing_while_there_are_none() -> None:
-    """It is done each minute: a thousand large commits would block every poll for seconds."""
+class CountingStore(MemoryStore):
+    """Counts the history values that are fetched."""
 
-    async def test(store: MemoryStore) -> None:
+    fetched = 0
+
+    async def history(self, after: int = 0, limit: int = 1000) -> HistoryValues:
+        values = await super().history(after, limit)
+        self.fetched += len(values)
+        return values
+
+
+def test_looking_for_old_entries_fetches_one_while_there_are_none() -> None:
+    """It is done each minute, and a value may have 256 KiB."""
+
+    async def run() -> None:
+        store, clock = CountingStore(), VirtualClock(NOON)
         for number in range(300):
-            entries = [joined(number)] * 20
-            await store.commit([], entries=encode_all(entries))
-        clock = VirtualClock(NOON)
+            await store.commit([], entries=encode_all([joined(number)] * 20))
         worker = retention(store, clock, days=90)
         await clock.advance(61 * MINUTE)
 
         assert await work_of(worker.trim()) < 500
+        assert store.fetched == 1
 
-    with_store(test)
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("old", [1, 30, 300])
+def test_few_values_are_fetched_after_the_last_that_is_too_old(old: int) -> None:
+    """A busy service has a few such values in each minute."""
+
+    async def run() -> None:
+        store, clock = CountingStore(), VirtualClock(NOON + 100 * DAY)
+        entries = [joined(0)] * old + [joined(100 * 24 * 60)] * 1000
+        await write_history(store, *entries)
+        worker = retention(store, clock, days=90)
+        await clock.advance(61 * MINUTE)
+
+        assert await worker.trim() == old
+        assert store.fetched <= 2 * old + 1
+
+    asyncio.run(run())
+
+
+def test_no_more_values_are_fetched_than_one_batch_trims() -> None:
+    async def run() -> None:
+        store, clock = CountingStore(), VirtualClock(NOON + 100 * DAY)
+        await write_history(store, *[joined(0)] * 500)
+        worker = retention(store, clock, days=90, batch=300)
+        await clock.advance(61 * MINUTE)
+
+        assert await worker.trim() == 300
+        assert store.fetched == 300
+
+    asyncio.run(run())
 
 
 def test_polls_pass_between_large_commits_that_are_too_old() -> None:

@@ -144,9 +144,10 @@ const ON_HOST = {
   })],
 };
 
-export function hostActions(store, { name: host, daemon }) {
+export function hostActions(store, { name: host, daemon, problems }) {
   if (!mayAct(store)) return null;
   const isLost = daemon && !daemon.is_connected;
+  const isLeftRunning = problems.some(({ code }) => code === "left-running");
   return h("div", { class: "actions" }, Object.entries(ON_HOST).map(([verb, [label, prepare]]) =>
     button(label, () => {
       let body = () => ({});
@@ -164,30 +165,32 @@ export function hostActions(store, { name: host, daemon }) {
         act: (postOnce) => postOnce(path`hosts/${host}/${verb}`, body()),
         done: ({ events }) => (events.length ? `${count(events.length, "event")} announced.` : "Done. No VM was concerned."),
       });
-    }, { class: verb === "fail" ? "risky" : null })), isLost ? button("Forget its daemon", () => forget(host), { class: "risky" }) : "");
+    }, { class: verb === "fail" ? "risky" : null })), isLost ? button("Forget its daemon", () => forget(host), { class: "risky" }) : "",
+  isLeftRunning ? button("Forget it as fenced", () => forget(host, { isLeftRunning }), { class: "risky" }) : "");
 }
 
 const FORGET = {
   fenced: ["They are off, and stay off there", (host) => `They become stopped, and may be started on other hosts. Do this only if ${host} is`
     + " switched off, or reaches neither the network nor the disks: a VM that still runs would run twice."],
-  still_running: ["They may run: only the daemon goes", (host) => `They stay on ${host} with unknown power, and nothing starts them elsewhere.`],
+  still_running: ["They may run: only the daemon goes", (host) => `They stay on ${host} with unknown power, and nothing starts them elsewhere,`
+    + " nor another VM that may have been moved there."],
 };
 
-function forget(host) {
-  const known = h("select", { id: "known" }, Object.entries(FORGET).reverse().map(([value, [label]]) => h("option", { value }, label)));
-  let query = () => "";
+function forget(host, { isLeftRunning = false } = {}) {
+  const known = h("select", { id: "known" }, Object.entries(FORGET).map(([value, [label]]) => h("option", { value }, label)));
+  known.value = isLeftRunning ? "fenced" : "still_running";
   ask({
-    title: `Forget the daemon of ${host}?`,
+    title: isLeftRunning ? `Forget ${host} as fenced?` : `Forget the daemon of ${host}?`,
     text: async () => {
       const { vms } = await get(path`hosts/${host}`);
-      query = () => (vms.length ? `?${known.value}=true` : "");
-      return ["Do this when the daemon does not come back, or when another machine takes the name of the host. Its VMs stay in the fleet.",
-        vms.length ? field(`What is known of its ${count(vms.length, "VM")}?`, known) : "",
-        vms.length ? describing(known, () => FORGET[known.value][1](host)) : ""];
+      return [isLeftRunning ? "Its daemon was forgotten, and nothing that may run there is started elsewhere until a daemon reports, or you say that it is off."
+        : "Do this when the daemon does not come back, or when another machine takes the name of the host. Its VMs stay in the fleet.",
+        field(vms.length ? `What is known of its ${count(vms.length, "VM")}?` : "What is known of VMs there?", known),
+        describing(known, () => FORGET[known.value][1](host))];
     },
     label: "Forget it",
     isDangerous: true,
-    act: () => remove(path`hosts/${host}/daemon` + query()),
+    act: () => remove(path`hosts/${host}/daemon` + `?${known.value}=true`),
     done: () => "Forgotten.",
   });
 }
@@ -248,7 +251,7 @@ export function setOutcome(output, text, kind = "") {
 const NEXT = {
   0: "Check that the service runs and that you can reach it, then try again.",
   401: "Sign in again.",
-  403: "Ask somebody with the role operator.",
+  403: "Ask a user with the role operator.",
   event_ended: "There is nothing left to do.",
   404: "It is gone, or its name is wrong.",
   429: "Wait a few seconds, then try again.",

@@ -22,6 +22,8 @@ export function judge(store, host, vms) {
     const reason = host.problems.find((problem) => problem.code === "unreachable")?.message ?? "";
     return { answer: "unknown", title: `Unknown: ${reason}`, reasons: [], since: host.daemon.is_connected ? null : host.daemon.since };
   }
+  const left = host.problems.find((problem) => problem.code === "left-running");
+  if (!running.length && left) return { answer: "unknown", title: `Unknown: ${left.message}`, reasons: [], since: null };
   if (!running.length) return { answer: "yes", title: "Yes: no VM runs on it", reasons: [] };
   const reasons = running.map((vm) => explainVm(store.eventsOf(vm.name), vm)).filter((reason) => reason);
   if (!reasons.length) {

@@ -35,7 +35,9 @@ export const STATES = {
 export const PROBLEMS = {
   duplicate: { state: "duplicate", one: "VM runs on two hosts", many: "VMs run on two hosts" },
   unreachable: { state: "unreachable", one: "host is unreachable", many: "hosts are unreachable" },
+  "bridge-unserved": { state: "unserved", one: "bridge is not served", many: "bridges are not served" },
   unserved: { state: "unserved", one: "VM gets no document", many: "VMs get no document" },
+  "left-running": { state: "unknown", one: "host was left running without a daemon", many: "hosts were left running without a daemon" },
   "not-accepted": { state: "notice", one: "VM is not accepted", many: "VMs are not accepted" },
 };
 /** Whether a VM certainly does not run; one of unknown power may. */

@@ -13,7 +13,7 @@ from litestar.utils.path import normalize_path
 from forewarn.config import is_loopback
 from forewarn.engine.turns import Turns
 from forewarn.web.control.auth import BAD_TOKEN_DELAY_SECONDS, Authenticator
-from forewarn.web.control.checks import READ_METHODS, Checks
+from forewarn.web.control.checks import READ_METHODS, CheckedRequest, Checks
 from forewarn.web.control.dependencies import ApiCall, make_page
 from forewarn.web.control.docs_page import docs
 from forewarn.web.control.error_handlers import EXCEPTION_HANDLERS
@@ -111,6 +111,7 @@ def make_app(
         middleware=[Checks(authenticator, host), Idempotency(service.engine, operations.new_id)],
         before_send=[add_headers],
         exception_handlers=EXCEPTION_HANDLERS,
+        request_class=CheckedRequest,
         request_max_body_size=BODY_BYTES_MAX,
         openapi_config=make_openapi_config(),
         # By default it is the path as written, so `//api/docs` would be cached again.

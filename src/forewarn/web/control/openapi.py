@@ -73,8 +73,8 @@ FIELDS = {
     "waits_for": "What has to happen before the impact goes on; empty if it runs, or is over.",
     "problems": "What is wrong with it.",
     "started_at": "Null until it has started.",
-    "unreadable_since": "It does not start: its VMs have not been able to read it since then. Null"
-    " if they can.",
+    "unreadable_since": "Its VMs have not been able to read it since then, so it does not start by"
+    " time. Null if they can.",
     "unreadable_seconds": "How long its VMs could not read it, without the time since then.",
     "expires_at": "When the token expires; null for never.",
     "role": "What the holder of the token may do.",

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from forewarn.web.control.body_rate import BYTES_AT_ONCE, BYTES_PER_SECOND, BodyRate
+from forewarn.web.control.body_rate import BodyRate
 from forewarn.web.control.routes.hostd import BODY_BYTES_MAX
 from tests.unit.engine.hostd_world import World, reported, run
 
@@ -42,14 +42,21 @@ def test_bytes_come_back_with_time() -> None:
     rate = BodyRate()
     admitted = [rate.admits("host-a", LARGEST, BODY_BYTES_MAX, 100.0) for _ in range(2)]
     assert admitted == [True, False]
-    seconds = (BODY_BYTES_MAX - BYTES_AT_ONCE) / BYTES_PER_SECOND
-    assert not rate.admits("host-a", "1", BODY_BYTES_MAX, 99.9 + seconds)
-    assert rate.admits("host-a", "1", BODY_BYTES_MAX, 100.1 + seconds)
+    assert rate.admits("host-a", LARGEST, BODY_BYTES_MAX, 100.1)
+    assert not rate.admits("host-a", "1", BODY_BYTES_MAX, 103.9)
+    assert rate.admits("host-a", "1", BODY_BYTES_MAX, 104.1)
+
+
+def test_largest_body_leaves_room_for_a_small_one_after_it() -> None:
+    """A daemon that gets a 429 looks for another server."""
+    rate = BodyRate()
+    assert rate.admits("host-a", LARGEST, BODY_BYTES_MAX, 100.0)
+    assert rate.admits("host-a", "1000", BODY_BYTES_MAX, 100.01)
 
 
 def test_small_bodies_count_together() -> None:
     rate = BodyRate()
-    admitted = [rate.admits("host-a", "150000", BODY_BYTES_MAX, 100.0) for _ in range(20)]
+    admitted = [rate.admits("host-a", "300000", BODY_BYTES_MAX, 100.0) for _ in range(20)]
     assert admitted == [True] * 14 + [False] * 6
 
 

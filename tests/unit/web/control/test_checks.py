@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from forewarn.errors import Error
+from forewarn.platform.remote import HostReport, ReportedVm
 from forewarn.web.http_status import status_of
 from tests.unit.web.control_world import FLEET, World, main
 
@@ -33,8 +34,10 @@ def error_of(method: str, path: str, **more: Any) -> tuple[int, str, str]:
     return found[0]
 
 
-@pytest.mark.parametrize("host", ["a:b", "a:1:b", "a:-1", "a:99999999", "[", "a b"])
-@pytest.mark.parametrize("path", ["/healthz", "/x", "/", RESTART])
+@pytest.mark.parametrize(
+    "host", ["a:b", "a:1:b", "a:-1", "a:99999999", "127.0.0.1:65536", "127.0.0.1:b", "[", "a b"]
+)
+@pytest.mark.parametrize("path", ["/api/v1/vms?limit=x", "/healthz", "/x", "/", RESTART])
 def test_malformed_host_writes_nothing_to_the_log(
     host: str, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -72,8 +75,13 @@ def test_malformed_host_writes_nothing_to_the_log(
         ),
         (
             RESTART,
-            b'{"not_before":' * 4000,
+            b'{"not_before":' * 1100,
             "body: maximum recursion depth exceeded while deserializing an object",
+        ),
+        (
+            RESTART,
+            b'{"not_before":' * 4000,  # it is not decoded again to find out what was expected
+            "body.not_before: expected `datetime | null`, got `object`",
         ),
         (MAINTAIN, b"", f"body.type: expected {TYPES}, got nothing"),
         (MAINTAIN, b'{"type": "Freez"}', f"body.type: expected {TYPES}, got 'Freez'"),
@@ -341,6 +349,15 @@ def test_every_error_code_is_documented_with_its_status() -> None:
                 f"`{problem.code}`" in row.split("|")[1] and f" {status_of(problem)} " in row
                 for row in rows
             ), problem.code
+
+
+def test_every_field_of_an_inventory_is_documented() -> None:
+    """Without that, a daemon of another make cannot report it."""
+    lines = (DOCS / "control.md").read_text().splitlines()
+    [row] = [line for line in lines if line.startswith("| `inventory` |")]
+
+    fields = (*ReportedVm.__struct_fields__, *HostReport.__struct_fields__)
+    assert [field for field in fields if f"`{field}`" not in row] == []
 
 
 def tree(kind: type[Error]) -> Iterator[type[Error]]:

@@ -28,12 +28,15 @@ FailImpacts = Annotated[
 Fenced = Annotated[
     bool,
     QueryParameter(
-        description="Its VMs are off, and stay off there: they may be started on other hosts."
+        description="VMs there are off, and stay off: they may be started on other hosts."
     ),
 ]
 StillRunning = Annotated[
     bool,
-    QueryParameter(description="Only the daemon goes: its VMs stay there, and run or not."),
+    QueryParameter(
+        description="Only the daemon goes: its VMs stay there, and run or not. Nothing that may run"
+        " there is started on other hosts."
+    ),
 ]
 DESCRIPTION = msgspec.Meta(description="text that VMs read")
 ALLOW_UNREACHABLE = msgspec.Meta(
@@ -109,15 +112,16 @@ class HostController(Controller):
         fenced: Fenced = False,
         still_running: StillRunning = False,
     ) -> ForgottenHost:
-        """Removes a host daemon that is gone for good. Its VMs stay in the fleet.
+        """Removes a host daemon that does not come back. Its VMs stay in the fleet.
 
-        If it has VMs, either `fenced` or `still_running` is required.
+        Either `fenced` or `still_running` is required. A host that was forgotten can be forgotten
+        again, with the other one.
         """
         if fenced and still_running:
             raise errors.Invalid("expected `fenced` or `still_running`, not both")
-        vms = Power.STOPPED if fenced else Power.UNKNOWN if still_running else None
-        await call.service.hosts.managed.forget(
-            host, by=call.by, fail_impacts=fail_impacts, vms=vms
+        power = Power.STOPPED if fenced else Power.UNKNOWN if still_running else None
+        await call.service.hosts.removal.forget(
+            host, by=call.by, fail_impacts=fail_impacts, power=power
         )
         return ForgottenHost(host)
 

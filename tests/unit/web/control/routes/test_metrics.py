@@ -228,3 +228,16 @@ def test_unserved_vms_are_counted_by_reason_from_zero() -> None:
         assert reasons == {"errors": 0, "moved": 0}
 
     run(telling)
+
+
+def test_vm_that_gets_only_errors_is_counted_as_unserved() -> None:
+    async def telling(guest: Guest) -> None:
+        unserved = guest.service.hosts.unserved
+        for _ in range(14):
+            unserved.add_error("web-0", 400, "no header")
+            await guest.clock.advance(5 * SECOND)
+            await unserved.look()
+
+        assert number(await read(guest), "forewarn_vms_unserved", reason="errors") == 1
+
+    run(telling)
