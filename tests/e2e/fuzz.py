@@ -27,8 +27,10 @@ METHODS = (
     b"G" * 300,
 )
 VERSIONS = (b"HTTP/1.1",) * 6 + (b"HTTP/1.0", b"HTTP/2.0", b"HTTP/1", b"http/1.1", b"", b"HTTP/9.9")
-HOSTS = (b"h",) * 4 + (
+HOSTS = (b"127.0.0.1",) * 24 + (
+    b"h",
     b"a:b",
+    b"127.0.0.1:65536",
     b"a:99999999",
     b"a:1:b",
     b"[",
@@ -38,6 +40,7 @@ HOSTS = (b"h",) * 4 + (
     b"a b",
     b"a" * 9000,
 )
+"""Mostly one that every listener accepts: another is refused before the application sees it."""
 ENDS = (b"\r\n",) * 12 + (b"\n", b"\r", b"\r\r\n", b"\0\r\n")
 HEADERS = (
     (b"Metadata", b"true"),
@@ -94,11 +97,13 @@ PREFACES = (b"",) * 20 + (
 )
 KNOWN = (
     b"GET /x HTTP/1.1\r\nHost: a:b\r\n\r\n",
+    b"GET /api/v1/vms?limit=x HTTP/1.1\r\nHost: 127.0.0.1:65536\r\n\r\n",
     b"\r\n".join(
         (
             b"POST %b HTTP/1.1",
-            b"Host: h",
+            b"Host: 127.0.0.1",
             b"Metadata: true",
+            b"Content-Type: application/json",
             b"Transfer-Encoding: chunked",
             b"Expect: 100-continue",
             b"",
@@ -106,12 +111,21 @@ KNOWN = (
             b"",
         )
     ),
-    b"POST %b HTTP/1.1\r\nHost: h\r\nMetadata: true\r\nContent-Length: 40\r\n\r\nhalf",
-    b"GET %b HTTP/1.1\r\nHost: h\r\nMetadata: true\r\n\r\n",
-    b"GET %b HTTP/1.1\r\nHost: h\r\nMetadata: true\r\nPrefer: wait=5\r\n\r\n",
+    b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nMetadata: true\r\nContent-Length: 40\r\n\r\nhalf",
+    b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\nMetadata: true\r\n\r\n",
+    b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\nMetadata: true\r\nPrefer: wait=5\r\n\r\n",
     b"",
 )
 """What has written a traceback before, and ordinary requests that are cut off."""
+
+
+def known_requests(targets: Sequence[bytes]) -> list[bytes]:
+    return [*dict.fromkeys(known.replace(b"%b", target) for known in KNOWN for target in targets)]
+
+
+def draw_requests(random: Random, targets: Sequence[bytes]) -> list[bytes]:
+    """The requests of one connection."""
+    return [draw_request(random, targets) for _ in range(random.choice((1, 1, 1, 2, 4)))]
 
 
 def draw_request(random: Random, targets: Sequence[bytes]) -> bytes:
@@ -133,20 +147,29 @@ def draw_request(random: Random, targets: Sequence[bytes]) -> bytes:
     return request
 
 
-def send_connection(
-    random: Random, targets: Sequence[bytes], connect: Callable[[], socket.socket]
-) -> bytes:
-    """Send some requests in random pieces and leave in a random way; what was sent.
+def authorize(request: bytes, token: str) -> bytes:
+    """The request with the token as its first header, if there is a token."""
+    line, end, rest = request.partition(b"\n")
+    header = b"Authorization: Bearer %b\r\n" % token.encode() if token else b""
+    return line + end + header + rest
+
+
+def send_whole(request: bytes, connect: Callable[[], socket.socket]) -> None:
+    """Send a request in one piece and wait for the response."""
+    with connect() as client, suppress(OSError):
+        client.settimeout(RESPONSE_SECONDS_MAX)
+        client.sendall(request)
+        client.recv(65536)
+
+
+def send_randomly(random: Random, sent: bytes, connect: Callable[[], socket.socket]) -> None:
+    """Send it in random pieces, perhaps not all of it, and leave in a random way.
 
     It may read, half-close, close or reset, before or after a response.
     """
-    requests = [draw_request(random, targets) for _ in range(random.choice((1, 1, 1, 2, 4)))]
-    sent = b"".join(requests)
-    if random.random() < 0.2:
-        sent = sent[: random.randrange(len(sent) + 1)]
+    left = sent[: random.randrange(len(sent) + 1)] if random.random() < 0.2 else sent
     with connect() as client, suppress(OSError):
         client.settimeout(RESPONSE_SECONDS_MAX)
-        left = sent
         while left:
             size = random.choice((1, 10, 100, len(left)))
             client.sendall(left[:size])
@@ -157,4 +180,3 @@ def send_connection(
             client.recv(65536)
         if random.random() < 0.4:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    return sent

@@ -43,16 +43,19 @@ def split_packet(packet: bytes, number: int) -> list[bytes]:
 
 
 class Wire:
-    """The interface `eth0` of a guest: what it sends and receives, byte by byte."""
+    """The interface `eth0` of a guest: what it sends and receives, byte by byte.
 
-    def __init__(self, namespace: str) -> None:
+    Without a namespace, of the one that this process is in.
+    """
+
+    def __init__(self, namespace: str = "") -> None:
         def open_socket() -> socket.socket:
             made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
             made.bind(("eth0", ETH_P_ALL))
             made.settimeout(SECONDS_MAX)
             return made
 
-        self._socket = in_namespace(namespace, open_socket)
+        self._socket = in_namespace(namespace, open_socket) if namespace else open_socket()
 
     def close(self) -> None:
         self._socket.close()

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.e2e.bridge_world import ALIAS, BridgeWorld, in_namespace
-from tests.e2e.fuzz import send_connection
+from tests.e2e.fuzz import authorize, draw_requests, known_requests, send_randomly, send_whole
 from tests.e2e.metadata_world import TARGET
-from tests.e2e.service import call, running
+from tests.e2e.service import Service, call, running
 from tests.e2e.test_relay import FLEET, SERVERS, WEB_0
 from tests.e2e.waiting import eventually
 
@@ -45,7 +45,12 @@ CONTROL = (
     b"/metrics",
     b"/api/v1/fleet",
     b"/api/v1/vms?limit=\xff",
+    b"/api/v1/vms?limit=x",
     b"/api/v1/vms/none/restart",
+    b"/api/v1/hosts/none/maintain",
+    b"/api/v1/events/none/extend",
+    b"/api/v1/campaigns",
+    b"/api/v1/tokens",
     b"/api/v1/history?after=x",
     b"/api/v1/stream?after=-1",
     b"/api/v1/hosts/h/work",
@@ -55,13 +60,29 @@ CONTROL = (
 )
 
 
-def send_all(targets: tuple[bytes, ...], connect: Callable[[], socket.socket], log: Path) -> None:
-    """Send all connections. The log stays as it is."""
-    random, before = Random(SEED), log.read_text()
+class EmptyLogs:
+    """Nothing has been written to these files since this was made."""
+
+    def __init__(self, *files: Path) -> None:
+        self._before = {file: file.read_text() for file in files}
+
+    def check(self, when: str) -> None:
+        written = [file.read_text()[len(before) :] for file, before in self._before.items()]
+        assert written == [""] * len(written), f"seed {SEED}, {when}"
+
+
+def send_all(
+    targets: tuple[bytes, ...], connect: Callable[[], socket.socket], logs: EmptyLogs, token: str
+) -> None:
+    """Send all connections, each request with the token if there is one. The logs stay empty."""
+    for known in known_requests(targets):
+        send_whole(authorize(known, token), connect)
+        logs.check(f"at {known!r} or just before")
+    random = Random(SEED)
     for number in range(CONNECTIONS):
-        sent = send_connection(random, targets, connect)
-        written = log.read_text()[len(before) :]
-        assert written == "", f"seed {SEED}, connection {number} or just before: {sent[:500]!r}"
+        requests = draw_requests(random, targets)
+        send_randomly(random, b"".join(authorize(each, token) for each in requests), connect)
+        logs.check(f"at connection {number} or just before: {requests!r}")
 
 
 def connector(url: str) -> Callable[[], socket.socket]:
@@ -69,22 +90,36 @@ def connector(url: str) -> Callable[[], socket.socket]:
     return lambda: socket.create_connection(("127.0.0.1", port or 0), timeout=10)
 
 
-@pytest.mark.parametrize("listener", ["metadata", "control"])
+def create_operator(service: Service) -> str:
+    """The text of a token; the first one must be an admin's."""
+    _, admin = service.ask("POST", "/tokens", {"name": "admin", "role": "admin"})
+    body = {"name": "operator", "role": "operator"}
+    status, created = service.ask("POST", "/tokens", body, token=admin["text"])
+    assert status == 201
+    text: str = created["text"]
+    return text
+
+
+@pytest.mark.parametrize("listener", ["metadata", "control", "control with a token"])
 def test_malformed_requests_leave_the_log_of_a_server_empty(tmp_path: Path, listener: str) -> None:
     """A client could fill the disk with it, or hide what matters."""
     targets = METADATA if listener == "metadata" else CONTROL
     with running(tmp_path, "--identify", "address") as service:
         service.poll()  # the first one enables the scope
+        token = create_operator(service) if "token" in listener else ""
         url = service.metadata if listener == "metadata" else service.control
-        send_all(targets, connector(url), tmp_path / "log.txt")
+        logs = EmptyLogs(tmp_path / "log.txt")
+        send_all(targets, connector(url), logs, token)
         assert call("GET", f"{service.control}/readyz", headers={})[0] == 200
         assert service.poll()["Events"] == []
         assert service.stop() == 0
+        logs.check("after the last connection")
 
 
 @pytest.mark.system
 @pytest.mark.xdist_group("relay")
 def test_malformed_requests_leave_the_log_of_a_relay_empty(tmp_path: Path) -> None:
+    """Nor does anything of it reach the log of the server behind the relay."""
     with ExitStack() as stack:
         (tmp_path / "fleet.yaml").write_text(json.dumps(FLEET))
         world = BridgeWorld(stack, tmp_path)
@@ -101,5 +136,7 @@ def test_malformed_requests_leave_the_log_of_a_relay_empty(tmp_path: Path) -> No
             )
 
         eventually(lambda: world.poll(guest).status, lambda status: status == 200)
-        send_all(METADATA, connect, tmp_path / "relay.txt")
+        logs = EmptyLogs(tmp_path / "relay.txt", tmp_path / "log.txt")
+        send_all(METADATA, connect, logs, token="")
         assert world.poll(guest).status == 200
+        logs.check("after the last connection")

@@ -94,12 +94,14 @@ class Admission:
     idle connection can be closed: one of an unknown address if there is any, else the oldest.
     Unknown addresses share a small part of the total and never displace a VM. The cost does not
     grow with the number of connections. `limits_reached` counts, by limit, how often a connection
-    was refused or an idle one closed.
+    was refused or an idle one closed. `on_refused` is called with the address of a connection that
+    is refused: what it would have asked for is not read.
     """
 
     def __init__(self, limits: Limits, throttled_log: ThrottledLog | None = None) -> None:
         self.limits = limits
         self.throttled_log = throttled_log or ThrottledLog(RealClock())
+        self.on_refused: Callable[[str], None] = lambda address: None
         self.counts: dict[str, int] = {}
         self.limits_reached = dict.fromkeys(("address", "unknown", "total"), 0)
         self._known: Group = OrderedDict()
@@ -119,6 +121,7 @@ class Admission:
         address = connection.address
         group = self._unknown if self.is_unknown(address) else self._known
         if not self._has_room(address, group):
+            self.on_refused(address)
             return False
         self.counts[address] = self.counts.get(address, 0) + 1
         group[connection] = None

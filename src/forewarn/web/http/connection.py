@@ -158,11 +158,12 @@ class Connection(UvicornProtocol):
         super().connection_made(transport)
         try:
             self.address = self.identify()
+            is_admitted = self.policy.admit(self)
         except Exception as error:
             self.policy.throttled_log.warn("connection failed", error=error)
             transport.abort()
             return
-        if not self.policy.admit(self):
+        if not is_admitted:
             self.enter(ConnectionState.REJECTED)
             transport.write(self.policy.too_many)
             transport.close()

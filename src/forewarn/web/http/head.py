@@ -13,8 +13,10 @@ from forewarn.web.http.admission import Limits
 from forewarn.web.http.message import Header
 from forewarn.web.http_status import BodyTooLarge, HeadTooLarge, WrongHttpVersion
 
-HOST = re.compile(rb"(\[[^\]]*\]|[^:]*)(:[0-9]{0,5})?")
-"""An address in brackets or a name, and perhaps a port. Libraries fail at any other port."""
+HOST = re.compile(rb"(?:\[[^\]]*\]|[^:]*)(?::([0-9]{0,5}))?")
+"""An address in brackets or a name, and perhaps a port."""
+PORT_MAX = 65535
+"""Libraries raise an exception for a larger port, as for one that is not a number."""
 
 
 def check_head(url: bytes, headers: Sequence[Header], version: str, limits: Limits) -> int:
@@ -29,13 +31,20 @@ def check_head(url: bytes, headers: Sequence[Header], version: str, limits: Limi
         )
     if hosts > 1 or (not hosts and version == "1.1"):
         raise Invalid(f"Bad request. Expected one Host header, got {hosts}")
-    if hosts and not HOST.fullmatch(dict(headers)[b"host"]):
-        raise Invalid("Bad request. Expected a host and a port of digits in the Host header")
+    if hosts and not _is_host(dict(headers)[b"host"]):
+        raise Invalid(
+            f"Bad request. Expected a host and a port of at most {PORT_MAX} in the Host header"
+        )
     if not url.startswith(b"/") and parse_url(url).path is None:
         raise Invalid("Bad request. The URL of the request has no path")
     if length > limits.body_bytes_max:
         raise body_too_large(limits)
     return length
+
+
+def _is_host(value: bytes) -> bool:
+    match = HOST.fullmatch(value)
+    return match is not None and int(match[1] or 0) <= PORT_MAX
 
 
 def head_too_large(limits: Limits) -> Error:

@@ -60,9 +60,12 @@ from forewarn.web.metadata.client_identity import (
     check_signed_time,
     identify,
 )
-from forewarn.web.metadata.fast_path import document_headers, etag, render
+from forewarn.web.metadata.fast_path import age, document_headers, etag, render
 from forewarn.web.metadata.request import BodyError, MetadataRequest
 from forewarn.wire import approval, document, instance
+
+RELAYED_WAIT_SECONDS = 5.0
+"""How often a long poll that a host daemon has passed on looks whether the store is lost."""
 
 
 class Reply(NamedTuple):
@@ -200,7 +203,9 @@ class Metadata:
             await self._record(client.place)
             client = self._identify(request)  # `_record` may have taken minutes
             seconds = requests.wait_seconds(request, self._config)
-            if seconds and document.is_known(client.place.scope.incarnation, known):
+            must_not_wait = HOST in request.headers and self._engine.age_seconds > 0
+            is_known = document.is_known(client.place.scope.incarnation, known)
+            if seconds and is_known and not must_not_wait:
                 self.waiting += 1
                 try:
                     await self._wait(request, known, seconds, receive)
@@ -209,6 +214,7 @@ class Metadata:
                 applied = ((b"preference-applied", b"wait=%d" % seconds),)
                 client = self._identify(request)
         scope = client.place.scope
+        applied += age(self._engine)
         if document.is_known(scope.incarnation, known):
             return Reply(304, (etag(scope), *applied))
         is_iso = self._config.not_before_format is NotBeforeFormat.DOCUMENTED
@@ -242,6 +248,10 @@ class Metadata:
             incarnation = place.scope.incarnation
             if not document.is_known(incarnation, known):
                 break
+            if HOST in request.headers:
+                if self._engine.age_seconds:  # its daemon can ask another server
+                    break
+                left = min(left, RELAYED_WAIT_SECONDS)
             disconnect = partial(wait_for_disconnect, receive)
             if not await wait_for_change(place, incarnation, left, disconnect):
                 raise ClientGone("the client has disconnected")

@@ -85,6 +85,12 @@ def etag(scope: Scope) -> Header:
     return b"etag", b'"%d"' % scope.incarnation
 
 
+def age(engine: Engine) -> tuple[Header, ...]:
+    """While this server is cut off from the store. A host daemon then asks another server."""
+    seconds = engine.age_seconds
+    return ((b"age", b"%d" % seconds),) if seconds else ()
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedPoll:
     """`vm` is empty where the address identifies it; `known` are incarnations the client has.
@@ -105,18 +111,19 @@ class Polls(ConnectionPolicy):
     """What all connections of the metadata listener share.
 
     `parsed` holds the remembered polls by their bytes. `now` is the engine's time in seconds, read
-    once a second. `waiting` counts the long polls in progress. `relays` are the addresses of host
-    daemons, which have signed a poll.
+    once a second, and so is `age`, a header line while the store is lost. `waiting` counts the long
+    polls in progress. `relays` are the addresses of host daemons, which have signed a poll.
     """
 
     def __init__(
         self, engine: Engine, config: Config, limits: Limits, tokens: Tokens | None = None
     ) -> None:
         super().__init__(limits, metadata_body, engine.throttled_log)
+        self.connections: set[Any] = set()
         self.parsed: dict[bytes, ParsedPoll] = {}
         self.relays: set[str] = set()
         self.board = engine.board
-        self.ok = self.unchanged = b""
+        self.ok = self.unchanged = self.age = b""
         self.documents_count = self.unchanged_count = self.waiting = 0
         self.now = engine.clock.now().timestamp()
         self.signed_times = accepted_times(engine.clock)
@@ -135,7 +142,7 @@ class Polls(ConnectionPolicy):
         if not self.can_replace:
             self.throttled_log.warn("no fast path with this uvicorn", version=uvicorn_version)
             return super().connector(**arguments)
-        self.connections: set[Any] = arguments["server_state"].connections
+        self.connections = arguments["server_state"].connections
         self.make_full = partial(MetadataConnection, self, **arguments)
         return partial(PollConnection, self)
 
@@ -146,7 +153,16 @@ class Polls(ConnectionPolicy):
         self.now = at.timestamp()
         self.signed_times = accepted_times(self._engine.clock)
         self._engine.last_polls.count_silent(at, self._engine.timing)
+        was_followed, self.age = not self.age, encode_headers(age(self._engine))
+        if self.age and was_followed:
+            self._end_relayed_waits()
         super().tick(state, now)
+
+    def _end_relayed_waits(self) -> None:
+        """A host daemon can ask another server, which knows what is new."""
+        for connection in list(self.connections):
+            if isinstance(connection, PollConnection) and connection.is_relayed:
+                connection.time_out()
 
     def find(self, poll: ParsedPoll, address: str) -> PublishedScope | None:
         """The scope of the client; None if it is unknown."""
@@ -176,12 +192,14 @@ class Polls(ConnectionPolicy):
         if place is None or place.fresh_until <= self.now or name in (place.booting or ()):
             return None
         self.board.polled[name] = self.now
-        if poll.wait_seconds and place.scope.incarnation in poll.known:
+        must_not_wait = self.age and poll.signed is not None
+        if poll.wait_seconds and place.scope.incarnation in poll.known and not must_not_wait:
             return b""
         return self.encode(poll, place)
 
     def encode(self, poll: ParsedPoll, place: PublishedScope, more: bytes = b"") -> bytes:
         """The response, with more header lines."""
+        more += self.age
         if poll.known and place.scope.incarnation in poll.known:
             self.unchanged_count += 1
             response = self.unchanged + encode_headers([etag(place.scope)]) + b"\r\n"
@@ -262,11 +280,19 @@ class PollConnection(asyncio.Protocol):
         self.due_at = polls.idle_at
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        peer = transport.get_extra_info("peername")
-        self.address = plain_address(peer[0]) if peer else ""
+        """Never raises: the event loop would log it, and would not close the socket."""
+        self.address = ""
         self.transport = transport
         self._polls.connections.add(self)
-        if not self._polls.admit(self):
+        try:
+            peer = transport.get_extra_info("peername")
+            self.address = plain_address(peer[0]) if peer else ""
+            is_admitted = self._polls.admit(self)
+        except Exception as error:
+            self._polls.throttled_log.warn("connection failed", error=error)
+            transport.abort()
+            return
+        if not is_admitted:
             transport.write(self._polls.too_many)
             transport.close()
 
@@ -325,6 +351,11 @@ class PollConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read its responses."""
         self._replace().pause_writing()
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether a long poll of a host daemon waits."""
+        return self._poll is not None and self._poll.signed is not None
 
     @property
     def is_evictable(self) -> bool:

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,7 @@ import uvloop
 
 from forewarn.errors import Error, Invalid, Unavailable
 from forewarn.option_kind import Address
-from forewarn.web.http.admission import Limits
+from forewarn.web.http.admission import Limits, TimedConnection
 from forewarn.web.http.connection import Connection, ConnectionPolicy
 from forewarn.web.http.listener import SERVER_CONTROL, SERVER_METADATA, Listener
 from forewarn.web.http.message import Message, Receive, Send
@@ -235,6 +237,68 @@ def test_bug_in_a_connection_is_a_500_and_logged_once(
     read = asyncio.run(fetch_all(BrokenPolicy(Limits(), control_body), *[request] * 3))
     assert [response[:12] for response in read] == [b"HTTP/1.1 500"] * 3
     assert [record.getMessage() for record in caplog.records] == ["request failed"]
+    assert "KeyError: 'ours'" in caplog.text
+
+
+class BrokenAdmission(ConnectionPolicy):
+    """It has a bug that every new connection meets, except the one that a listener tries first."""
+
+    is_started = False
+
+    def admit(self, connection: TimedConnection) -> bool:
+        if self.is_started:
+            raise KeyError("ours")
+        return super().admit(connection)
+
+
+class UnidentifiedConnection(Connection):
+    def identify(self) -> str:
+        if getattr(self.policy, "is_started", False):
+            raise KeyError("ours")
+        return super().identify()
+
+
+class BrokenIdentity(ConnectionPolicy):
+    """The same in its connections."""
+
+    is_started = False
+
+    def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
+        return partial(UnidentifiedConnection, self, **arguments)
+
+
+@pytest.mark.parametrize("policy_class", [BrokenAdmission, BrokenIdentity])
+@pytest.mark.parametrize("factory", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_connection_that_fails_where_it_begins_leaves_nothing_open(
+    factory: Callable[[], asyncio.AbstractEventLoop],
+    policy_class: type[BrokenAdmission | BrokenIdentity],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An event loop logs what `connection_made` raises, each time, and does not close the socket:
+    any client could fill the log and use up the descriptors.
+    """
+    unhandled: list[object] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: unhandled.append(context))
+        policy = policy_class(Limits(), control_body)
+        one = Listener(hello, LOOPBACK, policy, server_name=SERVER_CONTROL, stop_seconds_max=0.2)
+        await one.start()
+        policy.is_started = True
+        before = len(os.listdir("/proc/self/fd"))
+        try:
+            for _ in range(3):
+                with suppress(ConnectionResetError):
+                    assert await asyncio.wait_for(get(one.address), timeout=5) == b""
+            assert (len(os.listdir("/proc/self/fd")), policy.connections_count) == (before, 0)
+        finally:
+            await one.stop()
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+    assert unhandled == []
+    assert [record.getMessage() for record in caplog.records] == ["connection failed"]
     assert "KeyError: 'ours'" in caplog.text
 
 

@@ -1,5 +1,7 @@
 """Parsing a poll, and responding to it from prepared bytes."""
 
+import asyncio
+import errno
 from dataclasses import replace
 
 import pytest
@@ -12,7 +14,7 @@ from forewarn.lab.clock import VirtualClock
 from forewarn.store.memory import MemoryStore
 from forewarn.web.http.admission import Limits
 from forewarn.web.metadata import fast_path as poll
-from forewarn.web.metadata.fast_path import ParsedPoll, Polls
+from forewarn.web.metadata.fast_path import ParsedPoll, PollConnection, Polls
 from forewarn.wire.versions import BY_NAME, NEWEST
 from tests.builders import NOON
 from tests.cpu_growth import LINEAR_MAX, growth
@@ -199,3 +201,29 @@ def test_number_of_remembered_polls_is_limited() -> None:
     for number in range(poll.POLLS_MAX + 10):
         ready.remember(b"%d\r\n\r\n" % number, PLAIN)
     assert len(ready.parsed) == 10
+
+
+class BrokenTransport(asyncio.Transport):
+    """Of a client that has gone when the loop looks at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_aborted = False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        raise OSError(errno.ENOTCONN, "the client is gone")
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_connection_that_fails_where_it_begins_leaves_nothing_open(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours, transport = polls(), BrokenTransport()
+    connection = PollConnection(ours)
+    connection.connection_made(transport)
+    assert transport.is_aborted
+    connection.connection_lost(None)
+    assert (len(ours.connections), ours.connections_count) == (0, 0)
+    assert [record.getMessage() for record in caplog.records] == ["connection failed"]
