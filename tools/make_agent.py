@@ -8,7 +8,10 @@ import zipfile
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
-PARTS = ("__init__.py", "error_report.py", "errors.py", "log.py", "systemd.py", "client", "agent")
+PARTS = (
+    *("__init__.py", "error_report.py", "errors.py", "log.py", "process_table.py", "systemd.py"),
+    *("client", "agent"),
+)
 FIRST_LINE = b"#!/usr/bin/env python3\n"
 START = """import sys
 

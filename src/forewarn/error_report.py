@@ -1,6 +1,7 @@
 """Where errors become a line on standard error and an exit code, for every command.
 
-FOREWARN_DEBUG=1 prints the traceback too, of expected errors and of bugs. Standard library only:
+FOREWARN_DEBUG=1 prints the traceback too, of expected errors and of bugs. Services log theirs
+(`cli/event_loop.py`, `agent/daemon.py`), because their log is closed by now. Standard library only:
 the guest uses this module too.
 """
 
@@ -10,7 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping
 
 from forewarn.errors import Error
-from forewarn.log import escape, log
+from forewarn.log import escape
 
 FAILED, INTERRUPTED = 1, 130
 DEBUG_VARIABLE = "FOREWARN_DEBUG"
@@ -44,8 +45,7 @@ def run_command(
 
 
 def _show_trace(error: Exception, environ: Mapping[str, str]) -> bool:
-    """Always in the log, at the level debug; on standard error if the variable is set."""
-    log.debug("the command failed", exc_info=error)
+    """On standard error, if the variable is set."""
     if environ.get(DEBUG_VARIABLE, "0") in ("", "0"):
         return False
     text = "".join(traceback.format_exception(error))

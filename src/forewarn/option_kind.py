@@ -21,7 +21,7 @@ PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 # fmt: off
 PLACEHOLDERS = (
     "event_id", "event_type", "cause", "tries", "duration_seconds", "scope", "vm", "vm_id",
-    "address", "host",
+    "address", "host", "method",
 )
 # fmt: on
 """What an exec command may use: `{name}` in its words, FOREWARN_NAME in its environment."""

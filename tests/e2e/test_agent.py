@@ -399,6 +399,7 @@ def test_zipapp_is_reproducible_and_holds_only_the_guest(tmp_path: Path) -> None
         "error_report.py",
         "errors.py",
         "log.py",
+        "process_table.py",
         "systemd.py",
         "client",
         "agent",

@@ -1,16 +1,20 @@
 """Campaigns with real processes: command line, a killed service, failures, health commands."""
 
+import json
 import os
 import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.cli_service import FOREWARN, environment, forewarn
 from tests.e2e.service import Service, running, steady_port
 from tests.e2e.waiting import eventually
+from tests.unit.cli.test_api import serving
 
 HOSTS = ("rack-1", "rack-2", "rack-3", "rack-4")
 FLEET = (
@@ -168,30 +172,70 @@ def approve_all(service: Service, campaign: str) -> Any:
     return show(service, campaign)
 
 
+def watch_on_a_terminal(campaign: str, control: str) -> tuple[int, str]:
+    """The exit code, and what the terminal showed."""
+    outlet, inlet = pty.openpty()
+    with subprocess.Popen(
+        [FOREWARN, "campaign", "watch", campaign],
+        stdout=inlet,
+        stderr=inlet,
+        env=environment(FOREWARN_CONTROL=control, TERM="xterm", COLUMNS="80"),
+    ) as process:
+        os.close(inlet)
+        seen = b""
+        with suppress(OSError):  # the process has ended
+            while part := os.read(outlet, 65_536):
+                seen += part
+    os.close(outlet)
+    return process.returncode, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+
+
 def test_watch_shows_a_bar_on_a_terminal(tmp_path: Path) -> None:
     """Also on one of 80 columns, below the lines that say what it waits for."""
     with running(tmp_path, *FAST, fleet=FLEET) as service:
-        campaign = start(service)
-        outlet, inlet = pty.openpty()
-        with subprocess.Popen(
-            [FOREWARN, "campaign", "watch", campaign],
-            stdout=inlet,
-            stderr=inlet,
-            env=environment(FOREWARN_CONTROL=service.control, TERM="xterm", COLUMNS="80"),
-        ) as process:
-            os.close(inlet)
-            seen = b""
-            while process.poll() is None or b"is done" not in seen:  # ends with the process
-                try:
-                    seen += os.read(outlet, 65_536)
-                except OSError:
-                    break
-        os.close(outlet)
+        code, text = watch_on_a_terminal(start(service), service.control)
 
-    assert process.returncode == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+    assert code == 0
     assert re.search(r"━{30} +\d+% \d:\d\d:\d\d hosts", text.replace("╸", "━").replace("╺", "━"))
     assert "4 of 4 hosts done" in text
+
+
+def test_watch_on_a_terminal_survives_a_restart_at_any_request() -> None:
+    """There it also reads the time of the service, for times such as `in 5m`."""
+    counts = {"total": 1, "done": 0, "in_progress": 1, "waiting": 0, "skipped": 0, "failed": 0}
+    campaign = {
+        "id": "c1", "name": "c1", "state": "running", "hosts": counts, "in_progress": [],
+        "waiting_for": "rack-1", "pause_reason": "", "paused_by_failure": False,
+        "estimated_end": "2030-01-31T13:00:00Z", "ended_at": None,
+    }  # fmt: skip
+    done = {"state": "done", "hosts": counts | {"done": 1, "in_progress": 0}}
+    session_requests: list[str] = []
+
+    class Restarting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            response: dict[str, object] = campaign
+            if self.path.endswith("/session"):
+                session_requests.append(self.path)
+                response = {"now": "2030-01-31T12:00:00Z"}
+                if len(session_requests) == 1:
+                    return  # the connection ends without a response
+            elif "?" in self.path:
+                response = {"campaigns": [campaign], "total": 1, "next": None}
+            elif len(session_requests) > 1:
+                response = campaign | done | {"ended_at": "2030-01-31T12:00:00Z"}
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(response).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with serving(Restarting) as control:
+        code, text = watch_on_a_terminal("c1", control)
+
+    assert "; retrying" in text
+    assert "waiting for rack-1; probably ends in 1h" in text
+    assert (code, "campaign c1 is done; 1 of 1 hosts done" in text) == (0, True)
 
 
 def test_failed_impact_pauses_the_campaign_until_a_resume(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """What a user sees of an error and of a bug, and how to get the traceback."""
 
-import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -57,16 +60,27 @@ def test_traceback_of_an_expected_error_is_printed_on_request(
     assert last == "x: rate is 0; expected more"
 
 
-@pytest.mark.parametrize("command", [fail_with_a_bug, refuse])
-def test_traceback_is_in_the_log_at_the_level_debug(
-    caplog: pytest.LogCaptureFixture, command: object
+@pytest.mark.parametrize(("level", "is_logged"), [("debug", True), ("info", False)])
+def test_error_that_ends_a_service_is_logged_at_the_level_debug(
+    tmp_path: Path, level: str, is_logged: bool
 ) -> None:
-    caplog.set_level(logging.DEBUG, "forewarn")
-    run_command("forewarn", command, lambda error: 2, environ={})  # type: ignore[arg-type]
-    (record,) = caplog.records
+    """A process of its own: here pytest has a handler for everything that is logged."""
+    command = (sys.executable, "-m", "forewarn", "serve", "--fleet", "nope", "--store", "memory")
+    environ = {name: value for name, value in os.environ.items() if "FOREWARN" not in name}
+    ended = subprocess.run(
+        [*command, "--log-level", level],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environ,
+    )
+    *logged, last = ended.stderr.splitlines()
 
-    assert (record.levelname, record.getMessage()) == ("DEBUG", "the command failed")
-    assert record.exc_info
+    assert ended.returncode == 2
+    assert last == "forewarn: cannot read the fleet file nope: No such file or directory"
+    for part in ("debug    the service ended because of an error", "    Traceback (most recent"):
+        assert any(part in each for each in logged) == is_logged
 
 
 def test_bug_that_ends_a_service_is_in_its_log(capsys: pytest.CaptureFixture[str]) -> None:

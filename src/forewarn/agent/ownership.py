@@ -5,6 +5,9 @@ The file, each folder on the way to it, and each symbolic link must belong to ro
 user, and neither their group nor others may write them. Three exceptions: a folder with the sticky
 bit, such as /tmp, where only the owner of an entry can replace it, and the entry is checked too;
 a group that has no other member; and a read-only file system, such as a mounted ConfigMap.
+
+The first exception is not for a folder of hooks. All files in it are run, so others may not add one
+either: with fs.protected_hardlinks=0, that could be a link to any program of root.
 """
 
 import os
@@ -18,15 +21,18 @@ LINKS_MAX = 40
 """The limit of Linux."""
 
 
-def check_ownership(path: Path) -> None:
+def check_ownership(path: Path, *, is_run: bool = False) -> None:
     """Raises Invalid if another user could change what the path leads to. A path that does not
     exist is for the caller to report. Windows has other permissions, which are not checked.
+
+    `is_run`: it is a program, or a folder whose programs are run.
     """
     if not hasattr(os, "geteuid"):
         return
     trusted = (0, os.geteuid())
+    folder = os.path.realpath(path) if is_run and path.is_dir() else ""
     for entry, found in _walk(path):
-        if problem := _find_problem(entry, found, trusted):
+        if problem := _find_problem(entry, found, trusted, is_sticky_safe=entry != folder):
             reason, fix = problem
             raise Invalid(
                 f"{entry} {reason}, so other users could change what the agent does; "
@@ -67,7 +73,7 @@ def _walk(path: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _find_problem(
-    entry: str, found: os.stat_result, trusted: tuple[int, ...]
+    entry: str, found: os.stat_result, trusted: tuple[int, ...], *, is_sticky_safe: bool
 ) -> tuple[str, str] | None:
     """What is wrong, and the command that fixes it."""
     if _is_read_only(entry):
@@ -75,7 +81,7 @@ def _find_problem(
     if found.st_uid not in trusted:
         return f"belongs to the user {_name_of(found.st_uid)}", "chown root"
     mode = found.st_mode
-    if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
+    if stat.S_ISLNK(mode) or (is_sticky_safe and stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
         return None
     is_private = mode & stat.S_IWGRP and _is_group_private(found.st_gid, trusted)
     if mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not is_private):

@@ -86,7 +86,7 @@ def load(path: Path) -> AgentSettings:
         raise Invalid(f"{path}: expected UTF-8: {error}", file=str(path)) from error
     settings = parse(text, str(path))
     for each in _files_to_run(settings.rules):
-        check_ownership(each)
+        check_ownership(each, is_run=True)
     return settings
 
 

@@ -20,7 +20,7 @@ PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_optio
 WORDING = (
     (r"\. Did you mean", "; did you mean"),
     # Typer shows choices in lower case; documents and docs write event types with a capital.
-    *((f"'{each.lower()}'", f"'{each}'") for each in get_args(EventType)),
+    *((rf"(is not one of .*)'{each.lower()}'", rf"\1'{each}'") for each in get_args(EventType)),
     (r" \(Possible options: (.*)\)$", r"; did you mean \1?"),
     ("Value error, ", ""),
     (r"Input should be a valid (\w+),.*", r"expected a valid \1"),

@@ -36,6 +36,7 @@ Plan = Annotated[bool, typer.Option("--plan", help="Only print the waves; nothin
 # fmt: on
 COLUMNS = ("id", "name", "type", "state", "estimated_end", "started_at", "hosts")
 WATCH_INTERVAL_SECONDS = 1.0
+SHOWN_IN_WATCH = ("hosts", "in_progress", "waiting_for")
 
 app = resource(
     "campaign",
@@ -112,19 +113,27 @@ def watch(context: typer.Context, campaign: Id) -> None:
 
     Example: forewarn campaign watch kernel
     """
-    client, last = connect(context), None
+    client = connect(context)
     campaign = find_campaign(client, campaign)
+    shown: Mapping[str, Any] = {}
+
+    def observe() -> tuple[Mapping[str, Any], str]:
+        """The campaign, and what to print if it has changed: on a terminal, that too is read from
+        the service, because times are relative to its clock.
+        """
+        found = client.get("campaigns", campaign)
+        is_changed = any(found[name] != shown.get(name) for name in SHOWN_IN_WATCH)
+        return found, describe_progress(found) if is_changed else ""
+
     with show_progress("hosts") as update:
         while True:  # ends with the campaign, or when a failure has paused it and no host runs
-            shown = keep_trying(lambda: client.get("campaigns", campaign))
+            shown, line = keep_trying(observe)
             hosts = shown["hosts"]
             update(hosts["done"] + hosts["skipped"] + hosts["failed"], hosts["total"])
-            state = hosts, shown["in_progress"], shown["waiting_for"]
-            if state != last:
-                print(describe_progress(shown), flush=True)
+            if line:
+                print(line, flush=True)
             if shown["ended_at"] or (shown["paused_by_failure"] and not shown["in_progress"]):
                 break
-            last = state
             time.sleep(WATCH_INTERVAL_SECONDS)
     print_campaign(shown)
     if not is_all_done(shown):

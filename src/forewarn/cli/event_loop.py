@@ -17,13 +17,15 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 def run_service(config: Config, work: Work) -> None:
     """Run it until it is stopped, with a log. What the config makes impossible is Invalid.
 
-    The systemd units do not restart after its exit code: an operator has to fix the config. What is
-    not an Error is a bug, and is logged here: the caller reports only one line.
+    The systemd units do not restart after its exit code: an operator has to fix the config. The
+    traceback is logged here, because the caller reports only one line: that of a bug always, that
+    of an Error at the level debug.
     """
     with log_to_stderr(config.log_format, config.log_level, logger=""):
         try:
             run_until_stopped(work)
         except Error:
+            log.debug("the service ended because of an error", exc_info=True)
             raise
         except Exception:
             log.critical("the service ended because of a bug", exc_info=True)

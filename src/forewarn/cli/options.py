@@ -96,14 +96,17 @@ def check_store_kind(context: typer.Context, resolved: Resolved[Config]) -> None
     """Refuse a flag or a variable with another kind of store than the file has.
 
     Servers with `store = "etcd://…"` in their file that a flag starts on SQLite are separate
-    services, each with its own answers, and nothing else shows it.
+    services, each with its own answers, and nothing else shows it. The error names the kinds only:
+    the URL in the file is not checked if a flag wins over it, and may hold a password.
     """
     file = _find_file(context)
     keys = read_keys(file, Config, ClientConfig) if file else {}
-    given, (key, url) = resolved.config.store, keys.get("store", ("", ""))
-    if url and _kind_of_store(url) != _kind_of_store(given):
+    key, url = keys.get("store", ("", ""))
+    given, wanted = _kind_of_store(resolved.config.store), _kind_of_store(url)
+    if url and given != wanted:
         raise Invalid(
-            f"store is {given} (from {resolved.sources['store']}), but {url} ({key}): "
+            f"the kind of store is {given} (from {resolved.sources['store']}), "
+            f"but {wanted} ({key}): "
             "servers with different kinds of store are different services; expected one kind",
             option="store",
         )

@@ -38,7 +38,7 @@ Description = Annotated[str | None, typer.Option(
 FailImpacts = Annotated[bool, typer.Option(
     "--fail-impacts", help="Record impacts that wait for it as failed.")]
 Fenced = Annotated[bool, typer.Option(
-    "--fenced", help="Its VMs are off, and stay off there: they may be started on other hosts.")]
+    "--fenced", help="VMs there are off, and stay off: they may be started on other hosts.")]
 StillRunning = Annotated[bool, typer.Option(
     "--still-running", help="Only the daemon goes: its VMs stay there, and run or not.")]
 EventId = Annotated[str, typer.Argument(metavar="EVENT", autocompletion=complete_names("events"),
@@ -74,8 +74,16 @@ def explain_problems(items: Items) -> Items:
     ]
 
 
+def explain_host(items: Items) -> Items:
+    """The same for the reasons of unmovable VMs."""
+    return [
+        {**item, "unmovable": "; ".join(f"{vm['vm']}: {vm['why']}" for vm in item["unmovable"])}
+        for item in explain_problems(items)
+    ]
+
+
 ARRANGE_LIST = {"events": arrange_events, "vms": name_problems, "hosts": name_problems}
-ARRANGE_ONE = {"events": arrange_events, "vms": explain_problems, "hosts": explain_problems}
+ARRANGE_ONE = {"events": arrange_events, "vms": explain_problems, "hosts": explain_host}
 
 
 def resource(name: str, help_: str, columns: Sequence[str], example: str) -> typer.Typer:
@@ -217,9 +225,10 @@ def forget(
     still_running: StillRunning = False,
     fail_impacts: FailImpacts = False,
 ) -> Any:
-    """Remove the daemon of a host that is gone for good. Its VMs stay in the fleet.
+    """Remove the daemon of a host that does not come back. Its VMs stay in the fleet.
 
-    If it has VMs, say whether they are off or may still run there.
+    Say whether the VMs there are off or may still run. A host that was forgotten can be forgotten
+    again with the other option.
 
     Example: forewarn host forget host-a --fenced
     """

@@ -97,10 +97,16 @@ def convert(values: object, type_: type[T], at: Path = (), *, strict: bool = Tru
     try:
         return msgspec.convert(values, type_, strict=strict)
     except msgspec.ValidationError as error:
-        # msgspec's message ends with the path of the invalid value.
-        _, separator, where = str(error).rpartition(" - at ")
-        steps = _PATH_STEP.findall(where) if separator else []
-        raise FieldError((*at, *(name or int(index) for name, index in steps))) from error
+        _, path = split_message(error)
+        raise FieldError((*at, *path)) from error
+
+
+def split_message(error: msgspec.ValidationError) -> tuple[str, Path]:
+    """What msgspec says, and the path of the invalid value, which is at the end of its message."""
+    message, separator, where = str(error).rpartition(" - at ")
+    if not separator:
+        return where, ()
+    return message, tuple(name or int(index) for name, index in _PATH_STEP.findall(where))
 
 
 def explain(error: FieldError, values: Any, schema: Mapping[str, Any]) -> tuple[Path, str]:

@@ -42,6 +42,8 @@ def config(tmp_path: Path, hooks: Path) -> Path:
         ("hooks.d", 0o777),
         ("hooks.d/prepare.d", 0o777),
         ("hooks.d/prepare.d", 0o757),
+        ("hooks.d", 0o1777),
+        ("hooks.d/prepare.d", 0o1777),
         ("hooks.d/prepare.d/drain", 0o757),
         ("agent.toml", 0o646),
     ],
@@ -86,6 +88,26 @@ def test_hook_that_was_changed_after_the_start_does_not_run(tmp_path: Path, hook
 
     assert not (tmp_path / "ran").exists()
     assert (tmp_path / "other-ran").exists()
+
+
+def test_hook_in_a_folder_to_which_others_may_add_does_not_run(tmp_path: Path, hooks: Path) -> None:
+    """Where hard links are not protected, another user could add a program of root under a name of
+    their choice. The sticky bit only keeps them from replacing what is there.
+    """
+    (hooks / "prepare.d").chmod(0o1777)
+
+    with pytest.raises(StepFailed, match=r"^drain was not run: .*/prepare\.d has the mode 1777"):
+        make_step("hooks", str(hooks), "W").run(context())
+
+    assert not (tmp_path / "ran").exists()
+
+
+def test_hooks_below_a_sticky_folder_are_accepted(tmp_path: Path, hooks: Path) -> None:
+    tmp_path.chmod(0o1777)
+    (hooks / "start.d").symlink_to("prepare.d")
+
+    for path in (hooks, hooks / "prepare.d", hooks / "start.d", hooks / "prepare.d" / "drain"):
+        check_ownership(path, is_run=True)
 
 
 def test_link_is_as_safe_as_each_folder_on_its_way(tmp_path: Path, hooks: Path) -> None:

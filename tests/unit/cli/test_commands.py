@@ -168,6 +168,22 @@ def test_list_marks_vms_with_problems_and_show_has_the_reasons(capsys: Capture) 
     ]
 
 
+def test_host_shows_unmovable_vms_with_their_reasons(capsys: Capture) -> None:
+    stuck = [
+        {"vm": "web-0", "why": "disk vdb on a local file system: /var/a,b.img"},
+        {"vm": "web-1", "why": "PCI device 3b:00"},
+    ]
+    for unmovable in (stuck, []):
+        host = {"name": "ha", "problems": [], "unmovable": unmovable}
+        forewarn(200, json.dumps(host).encode(), "host", "show", "ha")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "unmovable" in line]
+
+    assert lines == [
+        "unmovable  web-0: disk vdb on a local file system: /var/a,b.img; web-1: PCI device 3b:00",
+        "unmovable  -",
+    ]
+
+
 @pytest.mark.parametrize("kind", ["vm", "event"])
 def test_list_can_be_limited_to_a_host_and_a_scope(kind: str) -> None:
     body = json.dumps({f"{kind}s": [], "total": 0, "next": None}).encode()
@@ -198,6 +214,21 @@ def test_mistyped_name_in_the_lab_gets_a_suggestion(
 
     assert forewarn(200, body, *arguments)[0] == code
     assert message in capsys.readouterr().err
+
+
+def test_rejected_word_is_repeated_as_typed(capsys: Capture) -> None:
+    assert run(["host", "reboot", "x"]) == 2
+    assert capsys.readouterr().err == (
+        "forewarn: No such command 'reboot'; try 'forewarn host --help'\n"
+    )
+
+
+def test_types_to_choose_from_are_written_as_in_documents(capsys: Capture) -> None:
+    assert run(["host", "maintain", "x", "--type", "rebot"]) == 2
+    assert capsys.readouterr().err == (
+        "forewarn: Invalid value for '--type': 'rebot' is not one of 'Freeze', 'Reboot',"
+        " 'Redeploy'; did you mean 'Reboot'? Try 'forewarn host maintain --help'\n"
+    )
 
 
 def test_option_after_the_command_is_told_its_place(capsys: Capture) -> None:
@@ -301,6 +332,17 @@ def test_plan_names_unreachable_hosts_and_unmovable_vms(capsys: Capture) -> None
         "unreachable: a: its daemon has been away since 2030-01-31T12:00:00+00:00",
         "cannot move: web-0 on b: PCI device 0000:3b:00.1 is passed through to it",
     ]
+
+
+def test_every_kind_of_line_of_a_plan_is_documented(capsys: Capture) -> None:
+    each = {"host": "a", "vm": "web-0", "why": "so"}
+    print_plan(PLAN | {name: [each] for name in PLAN.keys() - {"waves", "total"}})
+    *lines, _ = capsys.readouterr().out.splitlines()
+    page = (Path(__file__).parents[3] / "docs" / "campaigns.md").read_text()
+
+    kinds = [line.partition(":")[0] for line in lines]
+    assert len(kinds) == 4
+    assert [kind for kind in kinds if f"- *{kind}*: " not in page] == []
 
 
 def test_wrong_number_is_repeated_in_the_message(capsys: Capture) -> None:

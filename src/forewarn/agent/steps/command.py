@@ -28,12 +28,13 @@ from forewarn.agent.steps.base import (
     run_each,
 )
 from forewarn.errors import Invalid
+from forewarn.process_table import has_members
 
 OUTPUT_BYTES_MAX = 4096
 GRACE_SECONDS = 2.0
 GRACE_SECONDS_MAX = 60
 SETTLE_SECONDS = 0.5
-GROUP_CHECK_SECONDS = 0.02
+GROUP_CHECK_SECONDS, GROUP_CHECK_SECONDS_MAX = 0.02, 0.5
 HOOKS_MAX = 256
 HOOK_NAME = re.compile(r"[A-Za-z0-9_-]+")
 """As run-parts wants them, so that leftovers of editors and packages do not run."""
@@ -138,11 +139,15 @@ class HooksStep:
 
 
 class HookStep(RunStep):
-    """One hook. It is checked each time, because others may have changed it since the start."""
+    """One hook. It and its folder are checked each time: others may have changed them since the
+    start.
+    """
 
     def run(self, context: StepContext) -> None:
+        hook = Path(self.arguments[0])
         try:
-            check_ownership(Path(self.arguments[0]))
+            check_ownership(hook.parent, is_run=True)
+            check_ownership(hook, is_run=True)
         except Invalid as error:
             raise StepFailed(f"{self.name} was not run: {error.message}") from error
         RunStep.run(self, context)
@@ -241,19 +246,29 @@ def _wait(process: "subprocess.Popen[bytes]", context: StepContext) -> int | Non
 
 def _terminate(process: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
     """SIGTERM, and after the grace SIGKILL, to the whole group: a shell that exits leaves its
-    children behind. `killpg` raises as soon as the group is empty.
+    children behind. The command itself is reaped after that; `process_table.py` has the reason.
     """
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, SETTLE_SECONDS)):
-            os.killpg(process.pid, number)
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                time.sleep(GROUP_CHECK_SECONDS)
-                process.poll()  # a process that has ended is in the group until then
-                os.killpg(process.pid, 0)
+    for each, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, SETTLE_SECONDS)):
+        if process.returncode is None:  # else it is reaped, and its id may be another group's
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, each)
+        end, pause = time.monotonic() + seconds, GROUP_CHECK_SECONDS
+        while not _has_exited(process) or has_members(process.pid):
+            left = end - time.monotonic()
+            if left <= 0:
+                break
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, GROUP_CHECK_SECONDS_MAX)
     with contextlib.suppress(subprocess.TimeoutExpired):
         # SIGKILL does not end a process blocked on unreachable storage
         process.wait(SETTLE_SECONDS)
+
+
+def _has_exited(process: "subprocess.Popen[bytes]") -> bool:
+    """Without reaping it, where the system can tell: macOS can since Python 3.13."""
+    if not hasattr(os, "waitid"):
+        return process.poll() is not None
+    return bool(os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
 
 
 def _failure(command: RunStep, code: int | None, context: StepContext, output: str) -> StepFailed:

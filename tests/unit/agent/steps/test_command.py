@@ -110,6 +110,27 @@ def test_children_of_a_terminated_command_are_killed(tmp_path: Path) -> None:
     assert not is_running(int((tmp_path / "child").read_text()))
 
 
+def test_id_of_a_group_stays_taken_until_the_group_is_killed(tmp_path: Path) -> None:
+    """The shell ends at SIGTERM, its child does not. If the shell were reaped then, its id could be
+    another group's when SIGKILL is sent, and the agent is often root.
+    """
+    watch = f"sed 's/.*) //' /proc/$PPID/stat > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/state"
+    stubborn = script(
+        tmp_path / "stubborn",
+        f"trap '' TERM; echo $PPID $$ > {tmp_path}/pids",
+        f"while :; do {watch}; sleep 0.05; done",
+    )
+    with pytest.raises(StepFailed, match="at its time limit"):
+        make_step("run", shell(f"{stubborn} & wait", grace_seconds=0.5), "W").run(
+            context_until(tmp_path / "state")
+        )
+
+    leader, child = map(int, (tmp_path / "pids").read_text().split())
+    assert (tmp_path / "state").read_text()[:2] == "Z "
+    assert not is_running(child)
+    assert not Path(f"/proc/{leader}").exists()
+
+
 def test_command_is_terminated_when_the_step_must_stop() -> None:
     """A shutdown does not wait for a step of five minutes."""
     soon = context(seconds=60)

@@ -86,6 +86,8 @@ WRONG = [
     ("http", "http://x:99999/", "W: expected a URL with http://"),
     ("http", "http://x/a b", "W: expected a URL with http://"),
     ("http", {"url": "http://x", "method": "FETCH"}, "W.method: expected one of GET, POST"),
+    ("http", {"url": "http://x", "to": "ops"}, "W.to: unknown key; expected one of url, method"),
+    ("log", {"text": "x", "to": "syslog"}, "W.to: unknown key; expected one of text, level"),
     (
         "http",
         {"url": "http://x", "body": '{"a": {event_id}}'},
