@@ -20,6 +20,13 @@ document.addEventListener("securitypolicyviolation",
     ({ violatedDirective, sourceFile, lineNumber }) =>
         window.violations.push(`${violatedDirective} ${sourceFile}:${lineNumber}`));
 """
+GO_TO_VIEW = """hash => new Promise((resolve) => {
+    const before = location.hash;
+    location.hash = hash;
+    if (location.hash === before) resolve();
+    else addEventListener("hashchange", () => resolve(), { once: true });
+})"""
+"""The browser fires `hashchange` later: until then the page shows the view that is left."""
 
 expect.set_options(timeout=SECONDS_MAX * 1000)
 
@@ -61,7 +68,7 @@ class ConsolePage:
 
     def view(self, address: str) -> Page:
         """Go to another view without loading the page again."""
-        self.page.evaluate("hash => { location.hash = hash; }", address)
+        self.page.evaluate(GO_TO_VIEW, address)
         self.page.wait_for_selector("main[data-ready]")
         return self.page
 

@@ -208,7 +208,9 @@ def test_hostile_names_do_no_harm_in_the_page(tmp_path: Path) -> None:
         shown.view("#/fleet")
         labels = page.locator("a.tile").evaluate_all("all => all.map((each) => each.dataset.name)")
         page.locator("a.tile").first.click()
-        title = page.locator("h1").inner_text()
+        heading = page.locator("h1")
+        expect(heading).not_to_have_text("Fleet")
+        title = heading.inner_text()
         found = page.evaluate(
             "[window.hacked, document.querySelectorAll('main img, main script').length]"
         )
