@@ -1,4 +1,5 @@
-"""What the relay adds to a poll: `python -m tests.bench relay`.
+"""What the relay adds to a poll, and what a hostile guest does to the polls of another one:
+`python -m tests.bench relay`.
 
 wrk polls a real server directly and through the relay, in turns. The relay has a core to itself;
 wrk and the server share the other one.
@@ -19,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.bench import relay_attack, rounds
 from tests.bench.load import LOAD_CORE, QUERY, SERVER_CORE, Measured, Target, measure
 from tests.bench.table import table
 from tests.e2e.service import Service
@@ -80,14 +82,14 @@ def run() -> Result:
             relayed = Target(relay.process.pid, relay.port)
             for target in (direct, relayed):
                 measure(target, PATH, SECONDS)  # warm up
-            rounds = [
+            pairs = [
                 (measure(direct, PATH, SECONDS), measure(relayed, PATH, SECONDS))
                 for _ in range(ROUNDS)
             ]
             one, other = compare_latency(direct.port, relay.port)
             megabytes = relay.megabytes()
     return Result(
-        [each for each, _ in rounds], [each for _, each in rounds], one, other - one, megabytes
+        [each for each, _ in pairs], [each for _, each in pairs], one, other - one, megabytes
     )
 
 
@@ -179,9 +181,23 @@ def report(result: Result) -> list[str]:
     ]
 
 
-def write(result: Result, page: Path, machine: str) -> None:
+def report_attacks(attacks: list[rounds.Result], load: float) -> list[str]:
+    """What one guest's attacks cost another guest; nothing if they were left out."""
+    if not attacks:
+        return []
+    text = f"""
+In the table below, one guest attacks the relay of its host, in network namespaces, and the VM that
+is measured is another guest of that host. An attack and its absence take turns in {rounds.ROUNDS}
+rounds, as in the section before, with the same goal. The relay has a core to itself; the server and
+the guests share the other one. Load average before these rounds: {load:.1f}.
+"""
+    return [*text.splitlines(), "", *rounds.table_of_results(attacks)]
+
+
+def write(result: Result, attacks: list[str], page: Path, machine: str) -> None:
     """Replace the section of the page, or add it before the growth with the fleet."""
     text = SECTION.sub("", page.read_text())
+    rest = "".join(f"{line}\n" for line in attacks)
     section = f"""
 ## The relay of a host
 
@@ -197,7 +213,7 @@ alone. The relay identifies the guest and signs at every poll, over kept connect
 it is on loopback, and what it adds is measured with one client that sends one poll at a time, at
 the median ({result.direct_milliseconds:.2f} ms directly). The memory is that of a process that has
 only the relay; the goal leaves room for the rest of the daemon, which has 60 MB in all.
-"""
+{rest}"""
     before, heading, after = text.partition("\n## Growth with the fleet\n")
     page.write_text(before.rstrip() + "\n" + section + heading + after)
 
@@ -205,8 +221,15 @@ only the relay; the goal leaves room for the rest of the daemon, which has 60 MB
 def main(page: Path | None, machine: str) -> int:
     result = run()
     print("\n".join(report(result)))
+    os.sched_setaffinity(0, {int(LOAD_CORE)})
+    load, _, _ = os.getloadavg()
+    attacks = relay_attack.measure()
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    lines = report_attacks(attacks, load)
+    print("\n".join(lines))
     if page:
-        write(result, page, machine)
-    if missed := result.missed():
+        write(result, lines, page, machine)
+    missed = result.missed() + [attack.name for attack in attacks if not attack.is_met]
+    if missed:
         print(f"missed: {json.dumps(missed)}", file=sys.stderr)
     return 1 if missed else 0

@@ -1,5 +1,5 @@
 """What one hostile guest costs the polls of another guest of its host, at the relay of the host.
-`python -m tests.bench.relay_attack`, as root; exits 1 where the limit is exceeded.
+`python -m tests.bench.relay_attack [ATTACK...]`, as root; exits 1 where the limit is exceeded.
 
 The relay has one core. The server, the guest that polls and the attacker share the other one.
 """
@@ -15,14 +15,17 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
+from itertools import count
 from pathlib import Path
 
-from tests.bench.attack import PAUSE_SECONDS
+from forewarn.hostd.relay import LIMITS
+from tests.bench.attack import APPROVAL, PAUSE_SECONDS
 from tests.bench.load import LOAD_CORE, SERVER_CORE
 from tests.bench.rounds import PROCESS_SECONDS_MAX, Polls, Result, summarize, take_rounds
-from tests.e2e.bridge_world import ALIAS, POLL, BridgeWorld, GuestClient
+from tests.e2e.bridge_world import ALIAS, BRIDGE_MAC, POLL, BridgeWorld, GuestClient
+from tests.e2e.raw_tcp import ETH_P_IP, SYN, Wire, tcp_packet
 
 POLLS = 500
 POLL_SECONDS_MAX = 5.0
@@ -34,8 +37,18 @@ FLEET = {
     ]
 }
 RESET = struct.pack("ii", 1, 0)
+ATTACK = "--attack"
+"""What goes before the name of an attack when this program is started as the attacker."""
 THREADS = 8
 HELD_MAX = 500
+PIPELINED = 400
+STATUS_LINE = b"HTTP/1.1 "
+LARGEST_BODY = b"{" + b" " * (LIMITS.body_bytes_max - 2) + b"}"
+LARGEST = (
+    POLL.replace(b"GET", b"POST", 1)[:-2]
+    + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(LARGEST_BODY)
+    + LARGEST_BODY
+)
 
 got = Counter[str]()
 
@@ -64,19 +77,66 @@ def hold_half_requests() -> None:
         client.close()
 
 
-def hammer() -> None:
+def hold_half_open() -> None:
+    """The first packet of each connection, and never the rest, with ever other addresses."""
+    own = bytes.fromhex(Path("/sys/class/net/eth0/address").read_text().replace(":", ""))
+    bridge = bytes.fromhex(BRIDGE_MAC.replace(":", ""))
+    with closing(Wire()) as wire:
+        for number in count():  # ends with the process
+            source = f"192.168.122.{100 + number % 100}"
+            packet = tcp_packet(source, ALIAS, 1024 + number % 60_000, SYN, number & 0xFFFF_FFFF)
+            wire.send(own, bridge, ETH_P_IP, packet)
+            got["first packets"] += 1
+
+
+def reconnect() -> None:
+    with connect() as client:
+        client.sendall(POLL)
+        got[client.recv(1 << 16)[9:12].decode() or "closed"] += 1
+
+
+def repeat(request: bytes) -> Callable[[], None]:
+    """Send a request again and again on one connection, each time when its response has come."""
+
+    def run() -> None:
+        with connect() as client:
+            while True:  # ends with the connection
+                client.sendall(request)
+                if not (response := client.recv(1 << 16)):
+                    return
+                got[response[9:12].decode()] += 1
+
+    return run
+
+
+def pipeline() -> None:
+    """Send many polls at once, and the next ones when all have been answered.
+
+    A connection whose requests only pile up is closed.
+    """
     with connect() as client:
         while True:  # ends with the connection
-            client.sendall(POLL)
-            if not client.recv(1 << 16):
-                return
-            got["answers"] += 1
+            client.sendall(POLL * PIPELINED)
+            left, tail = PIPELINED, b""
+            while left > 0:
+                if not (received := client.recv(1 << 18)):
+                    return
+                tail += received
+                answers = tail.count(STATUS_LINE)
+                tail = tail[-len(STATUS_LINE) + 1 :]  # one that is cut in two is counted once
+                left -= answers
+                got["answers"] += answers
 
 
 ATTACKS: dict[str, Callable[[], None]] = {
     "a guest connects and resets": connect_and_reset,
     "a guest holds half requests": hold_half_requests,
-    "a guest polls flat out": hammer,
+    "a guest half-opens connections": hold_half_open,
+    "a guest reconnects for each poll": reconnect,
+    "a guest polls flat out": repeat(POLL),
+    "a guest pipelines polls": pipeline,
+    "a guest approves 1,000 unknown ids": repeat(APPROVAL),
+    "a guest sends the largest bodies": repeat(LARGEST),
 }
 
 
@@ -123,7 +183,8 @@ def poll_times(namespace: str) -> Iterator[float]:
         time.sleep(PAUSE_SECONDS)
 
 
-def measure() -> list[Result]:
+def measure(names: Sequence[str] = tuple(ATTACKS)) -> list[Result]:
+    """The polls of the neighbor with and without each attack, from the core of this process."""
     if os.geteuid():
         print("the attacks on a relay need root, and are left out", file=sys.stderr)
         return []
@@ -144,19 +205,20 @@ def measure() -> list[Result]:
 
         inside = ("ip", "netns", "exec", attacker.namespace)
         module = (sys.executable, "-m", "tests.bench.relay_attack")
-        return [take_rounds(name, observe, *inside, *module, name) for name in ATTACKS]
+        words = (*inside, *module, ATTACK)
+        return [take_rounds(name, observe, *words, name) for name in names]
 
 
 def main() -> int:
-    results = measure()
+    os.sched_setaffinity(0, {int(LOAD_CORE)})
+    results = measure(sys.argv[1:] or tuple(ATTACKS))
     for result in results:
         print(*result.lines(), sep="\n")
     return 0 if all(result.is_met for result in results) else 1
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        attack(sys.argv[1])
+    if sys.argv[1:2] == [ATTACK]:
+        attack(sys.argv[2])
     else:
-        os.sched_setaffinity(0, {int(LOAD_CORE)})
         sys.exit(main())

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from tests.bench.attack import P99_RATIO_MAX, metadata_port, poll_times
 from tests.bench.load import LOAD_CORE, cpu_seconds
+from tests.bench.table import table
 from tests.e2e.service import Service
 
 ROUNDS = 5
@@ -81,6 +82,22 @@ def take_rounds(name: str, observe: Callable[[], Polls], *command: str) -> Resul
         with running(sys.executable, "-m", "tests.bench.rounds", str(busy_share)):
             quiet.append(observe())
     return Result(name, quiet, attacked, {key: got[key] / seconds for key in got})
+
+
+def table_of_results(results: list[Result]) -> list[str]:
+    cells = [
+        [
+            result.name,
+            f"{statistics.median(polls.p50 for polls in result.attacked):,.2f} ms",
+            f"{result.ratios.p50:,.1f}",
+            f"{statistics.median(polls.p99 for polls in result.attacked):,.2f} ms",
+            f"{result.ratios.p99:,.1f}",
+            "yes" if result.is_met else "NO",
+        ]
+        for result in results
+    ]
+    head = ["attack in rounds", "another VM's p50", "ratio", "p99", "ratio", "met"]
+    return table(head, cells)
 
 
 def observe_service(service: Service) -> Polls:

@@ -15,15 +15,17 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
+from tests.chaos.connection import CONTROL_PORT, METADATA_PORT
 from tests.chaos.fleet import RATE, SERVERS, fleet_file
 from tests.chaos.history import IMPACTS_FILE, ImpactRun, Stage, read_impacts
-from tests.chaos.load import CONTROL_PORT, METADATA_PORT
-from tests.etcd_cluster import EtcdCluster
+from tests.etcd_cluster import EtcdCluster, Member
 
 ROOT = Path(__file__).parents[2]
 NETWORK = "10.97.0"
@@ -36,6 +38,9 @@ REPLY_SECONDS_MAX = 120
 IMPACT_SECONDS = 0.6
 RETENTION_MINUTES = 1
 """So that a server that was cut off may have to load everything again."""
+BUSY_SECONDS = 1.0
+"""How long writes are counted, to see which member of etcd the servers use."""
+WRITES = re.compile(rb'^grpc_server_started_total{grpc_method="Txn".*} (\S+)$', re.MULTILINE)
 ETCD_FLAGS = ("--snapshot-count=5000",)
 """Operations come a hundred times faster than in a real fleet, and would be replayed at a start."""
 IMPACT_COMMAND = f"""#!/bin/sh
@@ -248,6 +253,12 @@ class Server:
         }
 
 
+def count_writes(member: Member) -> float:
+    """How many transactions servers have sent to a member of etcd since it started."""
+    with urllib.request.urlopen(f"{member.health_url}/metrics", timeout=5) as response:
+        return sum(map(float, WRITES.findall(response.read())))
+
+
 class Cluster:
     """Everything that a fault may hit."""
 
@@ -280,16 +291,40 @@ class Cluster:
 
     def find_leader(self) -> int:
         """The index of the member that leads, by the members that answer."""
-        endpoints = ",".join(member.client_url for member in self.etcd.members)
-        command = ["etcdctl", f"--endpoints={endpoints}", "endpoint", "status", "-w", "json"]
-        environ = os.environ | {"ETCDCTL_API": "3"}
-        found = subprocess.run(command, capture_output=True, env=environ, timeout=30, check=False)
-        for each in json.loads(found.stdout):
-            status = each["Status"]
+        for index, status in self._statuses().items():
             if status["leader"] == status["header"]["member_id"]:
-                urls = [member.client_url for member in self.etcd.members]
-                return urls.index(each["Endpoint"])
+                return index
         raise TimeoutError("no etcd member leads")
+
+    def let_busiest_lead(self) -> Member:
+        """Make the member lead that servers write to, so that their writes are in its log at once.
+
+        A server writes to one member as long as that answers.
+        """
+        before = [count_writes(member) for member in self.etcd.members]
+        time.sleep(BUSY_SECONDS)
+        busy = [count_writes(member) for member in self.etcd.members]
+        grown = [after - count for after, count in zip(busy, before, strict=True)]
+        index, leader = grown.index(max(grown)), self.find_leader()
+        if index != leader:
+            member_id = f"{self._statuses()[index]['header']['member_id']:x}"
+            self._etcdctl(leader, "move-leader", member_id)
+        return self.etcd.members[index]
+
+    def _statuses(self) -> dict[int, Any]:
+        """What each member that answers knows about the cluster, by its index."""
+        urls = [member.client_url for member in self.etcd.members]
+        found = json.loads(self._etcdctl(None, "endpoint", "status", "-w", "json"))
+        return {urls.index(each["Endpoint"]): each["Status"] for each in found}
+
+    def _etcdctl(self, index: int | None, *words: str) -> bytes:
+        """The output of `etcdctl` with one member, or with all."""
+        members = self.etcd.members if index is None else [self.etcd.members[index]]
+        endpoints = ",".join(member.client_url for member in members)
+        command = ["etcdctl", f"--endpoints={endpoints}", *words]
+        environ = os.environ | {"ETCDCTL_API": "3"}
+        done = subprocess.run(command, capture_output=True, env=environ, timeout=30, check=False)
+        return done.stdout
 
     def running_impacts(self) -> list[ImpactRun]:
         """The impacts whose command has begun and not ended, oldest first."""

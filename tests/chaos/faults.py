@@ -16,7 +16,9 @@ from tests.chaos.history import Fault
 
 LONGER_THAN_A_LEASE = TTL_SECONDS + 2
 STORE_DOWN_SECONDS = 30
+QUORUM_LOST = "quorum of etcd lost"
 QUORUM_LOST_SECONDS = 25
+QUORUM_TRIES_MAX = 3
 CLOCK_SECONDS = (30.0, -30.0)
 CLOCK_WRONG_SECONDS = 15
 RECOVERY_SECONDS_MAX = 180
@@ -24,10 +26,11 @@ IMPACT_SECONDS_MAX = 60
 
 
 class Hit(NamedTuple):
-    """What a fault hit, and by how much its clock was wrong."""
+    """What a fault hit, by how much its clock was wrong, and when it ended if that is not now."""
 
     target: str
     clock_seconds: float = 0.0
+    ended_at: float = 0.0
 
 
 def kill_leader(cluster: Cluster, chance: random.Random) -> Hit:
@@ -115,20 +118,45 @@ def stop_store(cluster: Cluster, chance: random.Random) -> Hit:
 
 
 def lose_quorum(cluster: Cluster, chance: random.Random) -> Hit:
-    """SIGSTOP of all followers: the leader keeps what it has got, and commits it afterwards.
+    """SIGSTOP of all followers: the leader has announcements in its log, and commits them later.
 
-    Operators announce events all the time, so some announcements are in its log.
+    Again, if it has committed none: a write that was in its log before them, and that each of them
+    compares, makes all of them void.
     """
-    leader = cluster.etcd.members[cluster.find_leader()]
+    known = count_late(cluster)
+    for _ in range(QUORUM_TRIES_MAX):
+        stop_followers(cluster)
+        ended_at = time.time()
+        wait_until(cluster.has_recovered, "recovery of the quorum", RECOVERY_SECONDS_MAX)
+        if count_late(cluster) > known:
+            break
+    return Hit("followers", ended_at=ended_at)
+
+
+def stop_followers(cluster: Cluster) -> None:
+    """Each server announces an event meanwhile.
+
+    A follower alone has no quorum with the leader unless it accepts the leader's log, so the first
+    one continues before the others: together, they could overrule the leader.
+    """
+    leader = cluster.let_busiest_lead()
     followers = [member for member in cluster.etcd.members if member is not leader]
     for member in followers:
         member.signal(signal.SIGSTOP)
     try:
+        for server in cluster.servers:
+            server.request("announce")
         time.sleep(QUORUM_LOST_SECONDS)
     finally:
-        for member in followers:
+        followers[0].signal(signal.SIGCONT)
+        wait_until(leader.is_healthy, "an election", RECOVERY_SECONDS_MAX)
+        for member in followers[1:]:
             member.signal(signal.SIGCONT)
-    return Hit("followers")
+
+
+def count_late(cluster: Cluster) -> int:
+    """How many announcements were committed that the operator believes to have failed."""
+    return sum(int(server.request("late")) for server in cluster.servers)
 
 
 def restart_all(cluster: Cluster, chance: random.Random) -> Hit:
@@ -169,7 +197,7 @@ FAULTS: dict[str, Callable[[Cluster, random.Random], Hit]] = {
     "all servers stopped": stop_servers,
     "server cut off from etcd": cut_network,
     "all of etcd down": stop_store,
-    "quorum of etcd lost": lose_quorum,
+    QUORUM_LOST: lose_quorum,
     "everything restarted": restart_all,
 }
 
@@ -183,6 +211,6 @@ def make_fault(cluster: Cluster, name: str, chance: random.Random) -> Fault:
     """Make a fault and wait until all servers report that they are ready."""
     began_at = time.time()
     hit = FAULTS[name](cluster, chance)
-    ended_at = time.time()
+    ended_at = hit.ended_at or time.time()
     wait_until(cluster.has_recovered, f"recovery after: {name}", RECOVERY_SECONDS_MAX)
     return Fault(name, hit.target, began_at, ended_at, time.time(), hit.clock_seconds)

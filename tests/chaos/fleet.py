@@ -2,8 +2,10 @@
 
 from tests.chaos.history import Kind, Members
 
-RATE = 120
-"""15 minutes of notice take 7.5 seconds."""
+RATE = 60
+"""15 minutes of notice take 15 seconds: longer than servers need to start events after an outage,
+so that a checker can tell whether they gave notice then.
+"""
 NOTICE_SECONDS = {Kind.RESTART: 900 / RATE, Kind.REDEPLOY: 600 / RATE, Kind.MAINTAIN: 900 / RATE}
 SERVERS = ("s0", "s1", "s2")
 HOSTS = tuple(f"h{number}" for number in range(6))
@@ -15,6 +17,9 @@ SETS = {
 SINGLES = {f"one-{number}": Members("any", (f"one-{number}",)) for number in range(12)}
 FLEET = SETS | SINGLES
 VMS = tuple(vm for members in FLEET.values() for vm in members.vms)
+ANNOUNCER = "announcer"
+ANNOUNCED = ("one-9", "one-10", "one-11")
+"""A VM of each server that this client restarts, only during faults. Its guest approves nothing."""
 SCOPE_OF = {vm: scope for scope, members in FLEET.items() for vm in members.vms}
 
 

@@ -4,6 +4,8 @@
 input is a request of the harness, answered with a line on the output:
 
     ready      print the status of /readyz
+    announce   restart a VM that no operator restarts, once; does not wait for the response
+    late       print how many of these restarts have an event and were not acknowledged
     quiet      end the operators; polls and approvals continue
     final      read every document, and print them as JSON
     history    read the whole history of the service into a file
@@ -13,19 +15,17 @@ import json
 import random
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, datetime
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 from forewarn.client import Client, Document, EndpointError, HttpError
-from tests.chaos.fleet import FLEET, HOSTS, SCOPE_OF, VMS, server_of
+from tests.chaos.connection import METADATA_PORT, Connection, Response, send
+from tests.chaos.fleet import ANNOUNCED, ANNOUNCER, FLEET, HOSTS, SCOPE_OF, VMS, server_of
 from tests.chaos.history import (
     CALLS_FILE,
     ENTRIES_FILE,
@@ -38,10 +38,8 @@ from tests.chaos.history import (
     view_of_document,
 )
 
-METADATA_PORT, CONTROL_PORT = 8080, 8081
 EVENTS = "/as/{}/metadata/scheduledevents?api-version=2020-07-01"
 TIMEOUT_SECONDS = 5.0
-OPERATION_TIMEOUT_SECONDS = 15.0
 WAIT_SECONDS = 10
 PAUSE_SECONDS = 0.2
 """After a request that failed."""
@@ -53,14 +51,6 @@ WAITED_SCOPES = ("one-0", "one-1", "one-2", "set-0", "set-1", "set-2")
 """What every server has long polls for, so that a change is timed on the other servers."""
 
 
-class Response(NamedTuple):
-    """Status 0: there was none."""
-
-    status: int
-    body: bytes = b""
-    etag: str = ""
-
-
 class Clients:
     """What the threads of a process share."""
 
@@ -70,13 +60,15 @@ class Clients:
         self.seed = seed
         self.quiet = Flag()
         self._operators: list[Thread] = []
+        self._acknowledged: set[str] = set()
+        self.announced_vm = next(vm for vm in ANNOUNCED if server_of(vm) == server)
         self._recorder = Recorder(folder / CALLS_FILE.format(server))
 
     def start(self) -> None:
         number = int(self.server[1:])
         guests = [f"set-{3 + number % 2}-{number}", f"set-5-{number}", f"set-6-{number}"]
         guests.append(f"one-{3 + number}")
-        own = [vm for vm in VMS if server_of(vm) == self.server]
+        own = [vm for vm in VMS if server_of(vm) == self.server and vm not in ANNOUNCED]
         works: list[tuple[str, Callable[[str], None]]] = [("ready", self.watch_readiness)]
         works += [(f"poll-{each}", self.poll) for each in range(2)]
         works += [(f"wait-{scope}", self.wait_for_changes(scope)) for scope in WAITED_SCOPES]
@@ -266,6 +258,31 @@ class Clients:
             time.sleep(PAUSE_SECONDS)
         return ()
 
+    def announce(self) -> None:
+        """An operator who announces an event just when a fault has begun, and does not repeat it.
+
+        One thread at a time: whoever requests this waits for the end of the fault.
+        """
+        thread = Thread(target=self._announce, daemon=True)
+        thread.start()
+        self._operators.append(thread)
+
+    def _announce(self) -> None:
+        vm = self.announced_vm
+        events = self.operate(
+            f"{self.server}/{ANNOUNCER}", Kind.RESTART, f"/vms/{vm}", "", {}, vm=vm
+        )
+        self._acknowledged |= {event.id for event in events}
+
+    def count_late(self) -> int:
+        """How many events the announcer created without knowing it."""
+        query = f"vm={self.announced_vm}&what=scheduled&limit=1000"
+        response = send("GET", f"/api/v1/history?{query}")
+        assert response.status == 200, response
+        entries = json.loads(response.body)["history"]
+        created = {entry["event"] for entry in entries if entry["cause"] == "user-restart"}
+        return len(created - self._acknowledged)
+
     def change(self, client: str, kind: Kind, event: Shown) -> None:
         """Cancel, extend or approve an event; the server may refuse, because it has started."""
         asked_at, body, not_before = time.time(), {}, 0.0
@@ -312,53 +329,6 @@ class Clients:
         return len(entries)
 
 
-class Connection:
-    """One connection that is kept, and opened again after an error."""
-
-    def __init__(self, timeout_seconds: float) -> None:
-        self._http = HTTPConnection("127.0.0.1", METADATA_PORT, timeout=timeout_seconds)
-
-    def get(self, path: str, headers: dict[str, str]) -> Response:
-        try:
-            self._http.request("GET", path, headers=headers)
-            response = self._http.getresponse()
-            return Response(response.status, response.read(), response.getheader("ETag", ""))
-        except (OSError, HTTPException):
-            self._http.close()
-            return Response(0)
-
-    def close(self) -> None:
-        self._http.close()
-
-
-def send(
-    method: str,
-    path: str,
-    body: object = None,
-    *,
-    key: str = "",
-    timeout_seconds: float = OPERATION_TIMEOUT_SECONDS,
-) -> Response:
-    """A request to the control API, on a connection of its own."""
-    headers = {"Content-Type": "application/json"} | ({"Idempotency-Key": key} if key else {})
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{CONTROL_PORT}{path}",
-        None if body is None else json.dumps(body).encode(),
-        headers,
-        method=method,
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=timeout_seconds) as response:
-            return Response(response.status, response.read())
-    except urllib.error.HTTPError as error:
-        with error, suppress(OSError, HTTPException):
-            return Response(error.code, error.read())
-        return Response(0)
-    except (OSError, HTTPException):
-        return Response(0)
-
-
 def shown_in(response: Response) -> tuple[Shown, ...]:
     """The events in the response to an operation."""
     if not 200 <= response.status < 300:
@@ -383,6 +353,11 @@ def main(server: str, folder: str, seed: str) -> None:
         match line.strip():
             case "ready":
                 print(send("GET", "/readyz", timeout_seconds=2.0).status, flush=True)
+            case "announce":
+                clients.announce()
+                print("announced", flush=True)
+            case "late":
+                print(clients.count_late(), flush=True)
             case "quiet":
                 clients.end_operators()
                 print("quiet", flush=True)

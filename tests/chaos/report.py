@@ -7,6 +7,7 @@ from itertools import pairwise, product
 from typing import NamedTuple
 
 from tests.chaos.checker import Violation
+from tests.chaos.fleet import ANNOUNCER
 from tests.chaos.history import OPERATIONS, POLLS, Call, Fault, Kind, Recording, Stage
 
 SETTLED_SECONDS = 2.0
@@ -133,6 +134,25 @@ def measure_not_ready(recording: Recording) -> dict[str, float]:
     return total
 
 
+def find_late(recording: Recording, fault: Fault) -> list[str]:
+    """The events whose announcement failed during a fault, and was committed all the same."""
+    calls = [call for call in recording.calls if call.client.endswith(ANNOUNCER)]
+    known = {event.id for call in calls for event in call.events}
+    failed = {
+        call.vm
+        for call in calls
+        if fault.began_at <= call.asked_at and call.answered_at <= fault.ended_at
+        if not call.is_acknowledged and not call.is_refused
+    }
+    return [
+        entry.event
+        for entry in recording.entries
+        if entry.what == "scheduled" and entry.cause == "user-restart"
+        if fault.began_at <= entry.at <= fault.ended_at
+        if failed.issuperset(entry.resources) and entry.event not in known
+    ]
+
+
 def quantiles(seconds: Iterable[float]) -> str:
     """The median, the 99th percentile and the maximum, in words."""
     values = sorted(seconds)
@@ -155,6 +175,7 @@ def render(recording: Recording, violations: Sequence[Violation]) -> str:
     done = Counter(
         (impact.event, impact.vm) for impact in recording.impacts if impact.stage is Stage.DONE
     )
+    late = sum(len(find_late(recording, fault)) for fault in run.faults)
     calls = recording.calls
     writes = [call for call in calls if call.kind in WRITES]
     rows = {
@@ -163,6 +184,7 @@ def render(recording: Recording, violations: Sequence[Violation]) -> str:
         "of them acknowledged": f"{sum(call.is_acknowledged for call in writes):,}",
         "of them without a response, or with a 5xx": f"{count_lost(writes):,}",
         "events": f"{len(events):,}",
+        "of them committed late: their announcement had failed": f"{late:,}",
         "impacts carried out": f"{len(done):,}",
         "of them more than once, after a fault": f"{sum(n > 1 for n in done.values()):,}",
         "changes timed on another server, without a fault": f"{len(settled):,}",

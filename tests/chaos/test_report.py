@@ -1,7 +1,9 @@
 """The numbers of a report, from hand-made recordings."""
 
-from tests.chaos.history import Call, Fault, Kind, Members, Recording, Run, Shown
-from tests.chaos.report import measure, render
+from msgspec.structs import replace
+
+from tests.chaos.history import Call, Fault, HistoryEntry, Kind, Members, Recording, Run, Shown
+from tests.chaos.report import find_late, measure, render
 
 CUT = Fault("cut off", "s1", 20.0, 32.0, 33.0)
 RUN = Run(
@@ -85,6 +87,22 @@ def test_time_in_which_a_server_is_not_ready_is_added_up() -> None:
     probes = [call(Kind.READY, at, at, status) for at, status in [(1, 200), (2, 503), (3, 0)]]
     numbers = measure(recording(*probes, call(Kind.READY, 4.5, 4.5), call(Kind.READY, 5.5, 5.5)))
     assert numbers.not_ready_seconds == {"s0": 2.5, "s1": 0.0}
+
+
+def test_an_event_whose_announcement_failed_during_a_fault_is_late() -> None:
+    entry = HistoryEntry(
+        number=1, at=21.0, what="scheduled", event="A", cause="user-restart", resources=("one",)
+    )
+
+    def late(failed: Call) -> list[str]:
+        return find_late(replace(recording(failed), entries=(entry,)), CUT)
+
+    failed = call(Kind.RESTART, 20.9, 29.0, 503, client="s0/announcer", vm="one")
+    assert late(failed) == ["A"]
+    assert late(replace(failed, status=202, events=(Shown("A", "Scheduled"),))) == []
+    assert late(replace(failed, status=409)) == []
+    assert late(replace(failed, asked_at=19.9)) == []
+    assert late(replace(failed, vm="two")) == []
 
 
 def test_a_report_names_the_seed_and_every_fault() -> None:

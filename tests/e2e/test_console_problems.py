@@ -1,6 +1,7 @@
 """Problems of hosts and VMs, in the console and on the command line: nothing looks healthy."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from tests.e2e.waiting import eventually
 
 pytestmark = pytest.mark.system
 AWAY = "its daemon has been away since"
+POLL_EVERY_SECONDS = 1.0
+UNSERVED_SECONDS_MAX = 100
+"""A VM is shown after a minute, and servers look every five seconds."""
 EXEC = ("--platform", "exec", "--exec-command", "*=true")
 
 
@@ -109,6 +113,67 @@ def test_daemon_that_cannot_act_is_connected_and_says_why(tmp_path: Path) -> Non
             expect(answer).to_contain_text("Look at the host itself before you touch it.")
             expect(answer).not_to_contain_text("That was")
             expect(page.locator("main")).to_contain_text(re.compile(r"connected since \d\d:"))
+
+
+def test_bridge_that_is_not_served_is_shown_with_the_reason(tmp_path: Path) -> None:
+    """The daemon is connected, so nothing else shows that its guests cannot read."""
+    reason = "the port vnet3 of the bridge br0 does not learn MACs"
+    unserved = {"bridge": "br0", "problem": reason, "vms": 2}
+    with hosting(tmp_path) as world:
+
+        def work() -> None:
+            """A request of a daemon, which is connected for some seconds then."""
+            body = {"session": "s", "machine": "m", "unserved": [unserved]}
+            token = (tmp_path / "token").read_text()
+            status, answer = world.server.ask("POST", "/hosts/host-a/work", body, token=token)
+            assert status == 200, answer
+
+        work()
+        with console(world.server.control) as watched:
+            watched.allowed.append("the server responded with a status of 401")
+            page = watched.page
+            sign_in(watched, world)
+            work()
+            expect(page.locator("#sentence")).to_have_text("1 bridge is not served.")
+            text = f"the bridge br0, with 2 VMs, is not served: {reason}"
+            expect(page.locator(".attention")).to_contain_text(f"host-a: {text}")
+            assert watched.find_accessibility_problems() == []
+            work()
+            watched.view("#/hosts")
+            expect(page.locator("tbody tr")).to_contain_text(f"connected{text}")
+            work()
+            watched.view("#/hosts/host-a")
+            expect(page.locator("main")).to_contain_text(f"bridge unserved {text}")
+
+
+def test_vm_that_gets_only_errors_is_shown_with_the_reason(tmp_path: Path) -> None:
+    """It polls, so it does not count as silent."""
+    with hosting(tmp_path) as world, daemon_of(world, *EXEC):
+        world.wait_for_vms("web-0", "web-1")
+
+        def is_shown() -> bool:
+            world.server.poll(vm="web-0", version="1999-01-01")
+            time.sleep(POLL_EVERY_SECONDS)
+            return bool(world.vms()["web-0"]["problems"])
+
+        eventually(is_shown, seconds_max=UNSERVED_SECONDS_MAX)
+        with console(world.server.control) as watched:
+            watched.allowed.append("the server responded with a status of 401")
+            page = watched.page
+            sign_in(watched, world)
+            expect(page.locator("#sentence")).to_have_text("1 VM gets no document.")
+            reason = re.compile("has received only errors since 20.*: status 404, ")
+            expect(page.locator(".attention")).to_contain_text(reason)
+            assert watched.find_accessibility_problems() == []
+            watched.view("#/fleet")
+            link = page.get_by_role("link", name="web-0: gets no document")
+            expect(link).to_be_visible()
+            watched.view("#/vms/web-0")
+            expect(page.locator("main")).to_contain_text(reason)
+
+            world.server.poll(vm="web-0")
+            watched.view("#/")
+            expect(page.locator("#sentence")).to_have_text("All quiet.", timeout=30_000)
 
 
 def test_event_that_is_due_and_does_not_start_says_that_its_vm_cannot_read_it(
@@ -216,9 +281,24 @@ def test_operator_is_told_that_a_host_is_away_and_forgets_its_daemon(tmp_path: P
             dialog.get_by_role("button", name="Close").click()
             expect(page.locator("main")).to_contain_text("the server acts on this host itself")
             expect(page.locator(".answer")).to_have_text("No: 2 VMs would be interrupted.")
+            expect(page.locator("main")).to_contain_text("left running")
+            assert "left-running" in ask(world, "host", "list")
             watched.view("#/vms/web-0")
             expect(page.locator("main")).to_contain_text("unknown")
-        assert {each["power"] for each in world.vms().values()} == {"unknown"}
+            assert {each["power"] for each in world.vms().values()} == {"unknown"}
+
+            for event in world.server.ask("GET", "/events")[1]["events"]:
+                for verb in ("cancel", "complete"):  # it is scheduled, or has started
+                    world.server.ask("POST", f"/events/{event['id']}/{verb}")
+            watched.view("#/hosts/host-a")
+            page.get_by_role("button", name="Forget it as fenced").click()
+            expect(dialog).to_contain_text("a VM that still runs would run twice")
+            dialog.get_by_role("button", name="Forget it").click()
+            expect(dialog).to_contain_text("Forgotten.")
+            dialog.get_by_role("button", name="Close").click()
+            expect(page.locator(".answer")).to_have_text("Yes: no VM runs on it.")
+            expect(page.locator("main")).not_to_contain_text("left running")
+        assert {each["power"] for each in world.vms().values()} == {"stopped"}
 
 
 def test_campaign_dialog_says_that_a_host_was_lost_since_the_preview(tmp_path: Path) -> None:
@@ -243,3 +323,46 @@ def test_campaign_dialog_says_that_a_host_was_lost_since_the_preview(tmp_path: P
             expect(dialog).to_contain_text("Nothing can be done on 1 host now")
             dialog.get_by_role("button", name="Start").click()
             expect(dialog).to_contain_text("Started.")
+
+
+def test_unmovable_vms_are_shown_before_anything_is_announced(tmp_path: Path) -> None:
+    """On the page of their host, in its dialog, and in the plan of a campaign that moves VMs."""
+    disk = "disk vdb is on a local file system (ext4): /var/a.img"
+    device = "PCI device 0000:3b:00.1 of its host is passed through to it"
+    with hosting(tmp_path) as world, daemon_of(world, *EXEC) as daemon:
+        world.wait_for_vms("web-0", "web-1")
+        with console(world.server.control) as watched:
+            watched.allowed.append("the server responded with a status of 401")
+            page, dialog = watched.page, watched.page.get_by_role("dialog")
+            sign_in(watched, world)
+            watched.view("#/hosts/host-a")
+            expect(page.locator("dl")).to_contain_text("none known")
+            maintain = page.get_by_role("button", name="Maintain")
+            maintain.click()
+            expect(dialog).to_contain_text("Pauses 2 VMs")
+            expect(dialog).not_to_contain_text("cannot move")
+            dialog.get_by_role("button", name="Not now").click()
+
+            daemon.list_vms(vm("web-0", 1, unmovable=disk), vm("web-1", 2, unmovable=device))
+            lines = page.locator("dl").get_by_role("listitem").filter(has_text=": ")
+            for text in (f"web-0: {disk}", f"web-1: {device}"):
+                expect(lines.filter(has_text=text)).to_have_text(text)
+            assert watched.find_accessibility_problems() == []
+            maintain.click()
+            expect(dialog).to_contain_text(
+                f"A Redeploy fails for 2 VMs that cannot move: web-0: {disk}"
+            )
+            dialog.get_by_role("button", name="Not now").click()
+
+            watched.view("#/campaigns/new")
+            page.get_by_label("Hosts", exact=True).fill("host-a")
+            preview = page.get_by_role("button", name="Preview the plan")
+            preview.click()  # a Freeze
+            expect(page.get_by_role("heading", name="The plan: 1 host")).to_be_visible()
+            expect(page.get_by_role("heading", name="VMs that cannot move")).to_have_count(0)
+            page.get_by_label("Maintenance").select_option("Redeploy")
+            preview.click()
+            expect(page.get_by_role("heading", name="VMs that cannot move")).to_be_visible()
+            for text in (f"host-a: web-0: {disk}", f"host-a: web-1: {device}"):
+                expect(page.get_by_role("listitem").filter(has_text=text)).to_be_visible()
+            assert watched.find_accessibility_problems() == []

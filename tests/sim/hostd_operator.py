@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from forewarn.core.event import EventType, Status
 from forewarn.core.fleet import Power, Scope
+from forewarn.engine.managed_hosts import HOST_KEY
 from forewarn.errors import Error
 from forewarn.hostd.inventory import ListedVm
 from tests.sim.hostd_rules import OPERATOR
@@ -21,6 +22,9 @@ LATE_SECONDS_MAX = 40.0
 """A request may arrive so much later, after its daemon has ended."""
 REBIND_SECONDS_MAX = 60
 DOUBLE_SECONDS = 40
+COPY_SECONDS = 120
+"""A VM runs twice for so long: longer than an impact may be on its way to its daemon."""
+PLAN_SECONDS = 8
 STRAY_SECONDS = 25.0
 CLONE_SECONDS = 30.0
 """After these times the servers must know that a VM runs twice, has the name of another one, or
@@ -118,19 +122,22 @@ class Operator:
         """A late request of another machine may have taken a host that was forgotten."""
         for host in HOSTS:
             for _ in range(REBIND_SECONDS_MAX):
-                managed = self._world.any_server().hosts.managed
-                record = managed.find(host)
-                if record is None or record.machine == f"machine of {host}":
+                server = self._world.any_server()
+                hosts, record = server.hosts, server.engine.records.get(HOST_KEY.format(host)).value
+                if record is None or record.machine in ("", f"machine of {host}"):
                     break
                 with suppress(Error):
-                    await managed.forget(host, by=OPERATOR, fail_impacts=True, vms=Power.UNKNOWN)
+                    power = Power.STOPPED
+                    await hosts.removal.forget(host, by=OPERATOR, fail_impacts=True, power=power)
                 await asyncio.sleep(1)
 
     # --- what is asked of the servers
 
     async def _plan(self) -> None:
+        await self._plan_for(self._any_vm(), self._chance.choice(HOSTS))
+
+    async def _plan_for(self, vm: str, host: str) -> None:
         operations, chance = self._world.any_server().operations, self._chance
-        vm, host = self._any_vm(), chance.choice(HOSTS)
         luck = chance.random()
         if luck < 0.3:
             await operations.restart(vm, by=OPERATOR)
@@ -248,9 +255,6 @@ class Operator:
         fail_impacts, is_fenced = self._chance.random() < 0.7, self._chance.random() < 0.5
         if is_fenced and world.daemons[host] is not None:
             return
-        known = all(world.is_known(vm, host) for vm in vms.boots if host in vms.places(vm))
-        if not is_fenced and not known:
-            return  # only who fences a host may forget one with VMs that no report has named
         if is_fenced:
             vms.fenced.add(host)
             for vm, copy in vms.copies[host].items():
@@ -258,10 +262,14 @@ class Operator:
                     vms.stop(host, vm)
                     vms.left_off.add(vm)
         power = Power.STOPPED if is_fenced else Power.UNKNOWN
-        await managed.forget(host, by=OPERATOR, fail_impacts=fail_impacts, vms=power)
+        removal = world.any_server().hosts.removal
+        await removal.forget(host, by=OPERATOR, fail_impacts=fail_impacts, power=power)
 
     async def _run_copy(self) -> None:
-        """Run a VM on both hosts, as on disks that are not shared, until the servers know."""
+        """Run a VM on both hosts, as on disks that are not shared; then plan events for it.
+
+        The servers must have noticed by then.
+        """
         vm, vms, world = self._any_vm(), self._vms, self._world
         places = vms.places(vm)
         is_quiet = vms.is_idle(vm) and not self._has_event(vm)
@@ -287,6 +295,13 @@ class Operator:
             vm,
             known,
         )
+        for _ in range(DOUBLE_SECONDS, COPY_SECONDS, PLAN_SECONDS):
+            with suppress(Error):
+                await self._plan_for(vm, self._chance.choice(HOSTS))
+                await self._decide()
+            vms.notify(host)
+            await asyncio.sleep(PLAN_SECONDS)
+            world.check()
         vms.end_copy(host, vm)
         world.loss = loss
 

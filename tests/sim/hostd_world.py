@@ -8,6 +8,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from forewarn.core.event import EventType
 from forewarn.core.fleet import ScopeKind
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import RealClock
@@ -23,7 +24,7 @@ from forewarn.store.memory import MemoryStore
 from tests.builders import NOON
 from tests.history import entries_of
 from tests.sim.hostd_network import LossyNetwork, ServerStore
-from tests.sim.hostd_operator import Operator
+from tests.sim.hostd_operator import LATE_SECONDS_MAX, Operator
 from tests.sim.hostd_rules import CommitChecker, check_history, check_quiet
 from tests.sim.hypervisors import HOSTS, Actor, Hypervisors, State
 from tests.sim.jumping_loop import JumpingLoop
@@ -81,10 +82,30 @@ class EmptyHost(ListingSource):
 
 
 class NoPlatform:
-    """Of the servers themselves, and of a clone without VMs: only daemons can act."""
+    """Of the servers themselves: only daemons can act."""
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
         raise ImpactFailed("it is not here")
+
+
+class EmptyPlatform:
+    """Of a clone without VMs: as with libvirt, one that is to be gone is gone there.
+
+    If it has replaced a daemon that had not ended, it gets nothing to do while that can object.
+    """
+
+    def __init__(self, world: "HostdWorld", host: str, session: str) -> None:
+        self._world, self._host, self._session = world, host, session
+
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        vms = self._world.vms
+        record = self._world.any_server().hosts.managed.find(self._host)
+        if record is not None and record.session == self._session and record.merge_at is not None:
+            is_quiet = self._world.clock.now() < record.merge_at
+            vms.must(not is_quiet, "a clone gets no impact of the other machine", request)
+        if request.type not in (EventType.PREEMPT, EventType.TERMINATE):
+            raise ImpactFailed("it is not here")
+        return ImpactResult(detail="nothing to do")
 
 
 class RunningDaemon:
@@ -106,7 +127,7 @@ class RunningDaemon:
         network = LossyNetwork(world, host, self.actor, world.random(f"network {session}"))
         self.platform = platform
         is_clone = source is EmptyHost
-        acting = NoPlatform() if is_clone else platform
+        acting = EmptyPlatform(world, host, session) if is_clone else platform
         self.runner = world.make_runner(acting, 2, world.clock, host)
         self._source = source(world.vms, host, world.strays)
         inventory = Inventory(self._source, 3600, list)
@@ -249,7 +270,7 @@ class HostdWorld:
         return all(host in hosts for hosts in known)
 
     def is_known_double(self, vm: str) -> bool:
-        since = self._double_since.get(vm)
+        since = self._double_since.get(vm) if vm in self.vms.doubled else None
         return since is not None and self.vms.now - since > HANDED_OUT_SECONDS_MAX
 
     def is_served(self, host: str) -> bool:
@@ -278,10 +299,11 @@ class HostdWorld:
                 is_readable = not is_there or self.is_served(*place) or not self._is_managed(*place)
                 readers.observe(vm, place[0] if is_there else "", is_readable=is_readable)
                 doubles = [server.hosts.duplicates.hosts_of(vm_id(vm)) for server in servers]
-                if vm in self.vms.doubled and doubles and all(doubles):
+                since = self.vms.doubled.get(vm)
+                if since is None or (not all(doubles) and self.vms.now - since < LATE_SECONDS_MAX):
+                    self._double_since.pop(vm, None)  # a list from before may have arrived
+                elif doubles and all(doubles):
                     self._double_since.setdefault(vm, self.vms.now)
-                else:
-                    self._double_since.pop(vm, None)
 
     # --- servers, daemons and guests
 
@@ -353,7 +375,8 @@ class HostdWorld:
         chance = self.random(f"polls of {vm}")
         while True:  # ends when cancelled
             await asyncio.sleep(chance.uniform(1, 6))
-            daemon = self.daemons[place] if (place := "".join(self.vms.places(vm))) else None
+            place = next(iter(self.vms.places(vm)), "")  # of one that runs twice, one polls
+            daemon = self.daemons[place] if place else None
             server = self.servers[chance.randrange(2)]
             if daemon is None or server is None or not self.vms.is_up(vm):
                 continue

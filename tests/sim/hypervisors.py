@@ -103,10 +103,10 @@ class Hypervisors:
     by_hand_at: dict[str, float] = field(default_factory=dict)
     left_at: dict[tuple[str, str], float] = field(default_factory=dict)
     """When a host had a VM no longer."""
-    doubled: set[str] = field(default_factory=set)
-    """Those that an operator runs twice, on disks without a lock."""
+    doubled: dict[str, float] = field(default_factory=dict)
+    """Those that an operator runs twice, on disks without a lock, and since when."""
     is_known_double: Callable[[str], bool] = lambda vm: False
-    """Whether the servers have known for a while that a VM runs twice."""
+    """Whether the servers have learned some time ago that a VM runs twice, which it still does."""
     fenced: set[str] = field(default_factory=set)
     """The hosts that an operator has switched off, until they are switched on again."""
     cut_until: float = 0.0
@@ -244,13 +244,13 @@ class Hypervisors:
 
     def run_copy(self, host: str, vm: str) -> None:
         """Run it here, too."""
-        self.doubled.add(vm)
+        self.doubled[vm] = self.now
         self.copies[host].setdefault(vm, Copy()).state = State.RUNNING
         self._notify(host)
 
     def end_copy(self, host: str, vm: str) -> None:
         """Remove the copy. If an impact has stopped the VM meanwhile, this one is the VM."""
-        self.doubled.discard(vm)
+        self.doubled.pop(vm, None)
         if len(self.places(vm)) > 1:
             del self.copies[host][vm]
             self._notify(host)

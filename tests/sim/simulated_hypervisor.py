@@ -119,6 +119,8 @@ class SimulatedHypervisor:
         place = await self._find(vm, request.vm.host, asked, others)
         if not place:
             raise ImpactFailed("no domain")
+        if self._marker(place, vm).event not in ("", request.event_id):
+            await self._do(lambda: self._vms.resume(place, vm))
         is_back = True
         if request.moves:
             place, is_back = await self._move(request, place)

@@ -17,6 +17,7 @@ from forewarn.hostd.worker import ImpactRunner
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.remote import RunningImpact
 from tests.rules import Broken
+from tests.sim.hostd_operator import DOUBLE_SECONDS
 from tests.sim.hostd_world import HostdWorld, ListingSource
 from tests.sim.hypervisors import Hypervisors, Marker, StartedByHand
 
@@ -24,7 +25,10 @@ SEEDS = 8
 SEEDS_TO_FIND_A_FAULT = 40
 ONCE_BROKEN = (77, 122, 161, 202, 242, 245, 254, 256, 269, 347, 355, 528, 573)
 """They broke a rule once: a second daemon of a host, or a VM that another host may have run."""
+ONCE_BROKEN_UNREPORTED = (6660025, 6660132, 8123025)
+"""These broke one while a host was connected and its report did not count yet, or was old."""
 ONCE_BROKEN_WITH_LOCK = (
+    19,
     20149,
     20182,
     20429,
@@ -34,15 +38,22 @@ ONCE_BROKEN_WITH_LOCK = (
     21880,
     49112,
     51147,
+    61040,
+    70018,
+    71002,
+    81658,
     90225,
+    90805,
+    91366,
     770027,
     100260,
+    111331,
     300035,
     300952,
     400273,
 )
 """These broke one with the lock: an old list of VMs, a move that was taken for done, or that was
-recovered on its target.
+recovered on its target, a clone that changed its server, a suspended VM that the next event moved.
 """
 
 
@@ -62,7 +73,7 @@ def test_promises_of_host_daemons_hold_for_every_seed(seed: int) -> None:
     assert kinds["impacted"] > 3
 
 
-@pytest.mark.parametrize("seed", ONCE_BROKEN)
+@pytest.mark.parametrize("seed", ONCE_BROKEN + ONCE_BROKEN_UNREPORTED)
 def test_seed_that_broke_a_rule_once_breaks_none_now(seed: int) -> None:
     """Without the lock, a VM runs twice only if an operator starts it as a daemon does."""
     with suppress(StartedByHand):
@@ -149,10 +160,10 @@ class DoesNotAskOtherHosts(ImpactRunner):
 
 PLANTED = {
     AttachesToFailures: 12,
-    DoesNotWait: 60,
-    StartsWhatIsOff: 18,
+    DoesNotWait: 110,
+    StartsWhatIsOff: 140,
     DoneAtTheReset: 0,
-    DoesNotAskOtherHosts: 15,
+    DoesNotAskOtherHosts: 30,
 }
 """Each with a seed that finds it, so that this does not take long."""
 
@@ -182,6 +193,17 @@ class HidesCopies(ListingSource):
         return Report(report.memory_bytes, kept)
 
 
+class ForgetsCopies(ListingSource):
+    """Does not list a VM that another host runs, too, for longer than a while."""
+
+    async def list_vms(self) -> Report:
+        report, vms = await super().list_vms(), self._vms
+        old = {vm for vm, since in vms.doubled.items() if vms.now - since > DOUBLE_SECONDS}
+        hidden = {vm for vm in old if vms.places(vm)[:1] != [self._host]}
+        kept = tuple(each for each in report.vms if each.name not in hidden)
+        return Report(report.memory_bytes, kept)
+
+
 class HidesStrays(ListingSource):
     """Does not list a VM that has the name of another one."""
 
@@ -194,7 +216,8 @@ class HidesStrays(ListingSource):
     ("planted", "first", "rule"),
     [
         ({"is_confirming": False}, 11, "an event starts only if its VMs could read it"),
-        ({"source": HidesCopies}, 23, "a VM that runs twice is noticed"),
+        ({"source": HidesCopies}, 16, "a VM that runs twice is noticed"),
+        ({"source": ForgetsCopies}, 16, "nothing acts on a VM that runs twice"),
         ({"source": HidesStrays}, 14, "a VM with the name of another one is a problem"),
     ],
 )
