@@ -1,6 +1,7 @@
 """Real etcd members as processes, for tests, on loopback or on addresses of a test's own."""
 
 import atexit
+import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from tests.e2e.service import steady_port
 
 START_SECONDS_MAX = 30
+STOP_SECONDS_MAX = 10
 
 
 class Member:
@@ -30,8 +32,17 @@ class Member:
         self.process: subprocess.Popen[bytes] | None = None
 
     def signal(self, number: signal.Signals) -> None:
+        """Send a signal. After SIGSTOP, wait until all threads have stopped: on a busy machine they
+        go on for milliseconds, which is enough for a commit.
+        """
         assert self.process is not None
         self.process.send_signal(number)
+        if number is not signal.SIGSTOP:
+            return
+        deadline = time.monotonic() + STOP_SECONDS_MAX
+        while os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG) is None:
+            assert time.monotonic() < deadline, f"etcd member {self.name} does not stop"
+            time.sleep(0.001)
 
     def kill(self) -> None:
         """End it without notice, also if it is stopped. Harmless if it has ended."""
