@@ -3,10 +3,12 @@
 import asyncio
 import errno
 import os
+import re
 import resource
 import shlex
 import signal
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from forewarn.option_kind import ExecCommand
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.exec import OUTPUT_BYTES_MAX, ExecPlatform
 from tests.builders import guid
-from tests.e2e.cli_service import forewarn_process, soon
+from tests.e2e.cli_service import ROOT, forewarn_process, soon
 from tests.e2e.history_file import changes_in
 from tests.e2e.service import Service, running
 
@@ -283,13 +285,74 @@ def test_children_get_the_grace_period_after_their_shell_dies(tmp_path: Path) ->
     assert (tmp_path / "end").read_text() == "clean\n"
 
 
+def documented_freezes(folder: Path) -> list[str]:
+    """Each Freeze of docs/platforms.md, for a wait of ten minutes, and the programs that it calls.
+
+    The programs only log what they do, and no signal ends them halfway.
+    """
+    for name in ("qm", "openstack", "virsh"):
+        program = folder / name
+        program.write_text(
+            f"#!/bin/sh\ntrap '' TERM\necho \"begin $*\" >> {folder}/log\nsleep 0.3\n"
+            f'echo "end $*" >> {folder}/log\n'
+        )
+        program.chmod(0o755)
+    page = (ROOT / "docs" / "platforms.md").read_text()
+    examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    commands = [
+        command.replace("sleep 9", "sleep 600")
+        for example in examples
+        for command in tomllib.loads(example).get("exec_command", ())
+        if command.startswith("Freeze=")
+    ]
+    assert len(commands) == 3
+    assert all("sleep 600" in command for command in commands)
+    return commands
+
+
+def lines_in(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.mark.parametrize("example", range(3))
+@pytest.mark.parametrize("lines", [1, 2], ids=["while it suspends", "while it waits"])
+def test_documented_freeze_that_is_canceled_resumes_the_vm(
+    tmp_path: Path, example: int, lines: int
+) -> None:
+    """One signal, whenever it comes: the command is killed if it does not end soon after that."""
+    kind, _, words = documented_freezes(tmp_path)[example].partition("=")
+    log = tmp_path / "log"
+    exec_platform = ExecPlatform(
+        [ExecCommand(kind, tuple(shlex.split(words)))],
+        seconds_max=30,
+        environ={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    request = ImpactRequest(
+        guid(1), "web", VM, EventType.FREEZE, Cause.MAINTENANCE, tries=1, duration_seconds=9
+    )
+
+    async def main() -> None:
+        impact = asyncio.create_task(exec_platform.run_impact(request))
+        while len(lines_in(log)) < lines:
+            await asyncio.sleep(0.01)
+        impact.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await impact
+
+    asyncio.run(main())
+
+    actions = re.findall(r"^(begin|end) .*?(suspend|resume|unpause|pause)", log.read_text(), re.M)
+    suspend, resume = ("pause", "unpause") if "openstack" in words else ("suspend", "resume")
+    assert actions == [("begin", suspend), ("end", suspend), ("begin", resume), ("end", resume)]
+
+
 def test_stopping_service_lets_commands_clean_up(tmp_path: Path) -> None:
     """As the Freeze of docs/platforms.md: what was suspended is resumed, though its wait is cut
     short.
     """
     script = (
-        f"trap : TERM; echo suspended > {tmp_path}/vm; sleep 600; sleep 0.3; echo resumed >"
-        f" {tmp_path}/vm"
+        f"trap 'sleep 0.3; echo resumed > {tmp_path}/vm' EXIT; trap exit TERM;"
+        f" echo suspended > {tmp_path}/vm; sleep 600 & wait"
     )
     with running(
         tmp_path, "--platform", "exec", "--exec-command", f"*=sh -c {shlex.quote(script)}"

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from forewarn.platform.process_group import ProcessGroup
 from forewarn.process_table import has_members
@@ -25,6 +27,23 @@ def state_of(pid: int) -> str:
         return ""
 
 
+SIGNALED: list[tuple[int, int, str]] = []
+"""The group of each `os.killpg`, the signal, and the state of the leader at that time."""
+
+
+def note_signal(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "os.killpg":
+        group, number = arguments
+        SIGNALED.append((group, number, state_of(group)))
+
+
+sys.addaudithook(note_signal)
+
+
+def signals_to(group: int) -> list[tuple[int, str]]:
+    return [(number, state) for found, number, state in SIGNALED if found == group]
+
+
 async def read_when_written(path: Path) -> list[int]:
     while not path.exists() or not path.read_text().endswith("\n"):
         await asyncio.sleep(0.01)
@@ -38,12 +57,30 @@ def test_id_of_a_group_stays_taken_until_the_group_is_killed(tmp_path: Path) -> 
         group = start(f"sleep 600 & echo $$ $! > {tmp_path}/pids")
         leader, child = await read_when_written(tmp_path / "pids")
         await group.wait()
-        assert state_of(leader) == "Z"
         assert has_members(leader)
 
         assert group.close() == 0
+        assert signals_to(leader) == [(signal.SIGKILL, "Z")]
         assert state_of(leader) == ""
         soon(lambda: state_of(child) in ("", "Z"))
+
+    asyncio.run(run())
+
+
+def test_id_of_a_leader_without_children_stays_taken_until_its_group_is_killed() -> None:
+    """The signal is sent even if nothing is left to kill."""
+
+    async def run() -> None:
+        group = start("exit 7")
+        await group.wait()
+        leader = group._leader.pid
+        assert not has_members(leader)
+
+        assert group.close() == 7
+        assert signals_to(leader) == [(signal.SIGKILL, "Z")]
+        assert state_of(leader) == ""
+        assert group.close() == 7
+        assert len(signals_to(leader)) == 1
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""The composition root: stopping, the store's mode."""
+"""The composition root: stopping, claims, the store's mode."""
 
 import asyncio
 import logging
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from forewarn.config import Config
-from forewarn.option_kind import Address
+from forewarn.fleetfile.parser import parse
+from forewarn.option_kind import Address, ExecCommand
+from forewarn.platform.exec import ExecPlatform
 from forewarn.server import make_listeners, run_listeners, warn_if_store_is_readable
 from forewarn.web.http.admission import Limits
 from forewarn.web.http.connection import ConnectionPolicy
@@ -20,6 +22,8 @@ from forewarn.web.http.listener import (
 )
 from forewarn.web.http_status import metadata_body
 from tests.builders import SECOND
+from tests.unit.engine.hostd_world import World, reported
+from tests.unit.engine.hostd_world import run as run_world
 from tests.unit.web.guest import Guest
 from tests.unit.web.guest import run as run_guest
 from tests.unit.web.http.test_listener import hello
@@ -61,6 +65,33 @@ def test_failing_stop_of_a_listener_is_logged(
 def test_stalled_client_delays_the_stop_at_most_three_seconds() -> None:
     """Open requests are waited for, then aborted."""
     assert STOP_SECONDS_MAX + ABORT_SECONDS_MAX < 3
+
+
+@pytest.mark.parametrize(("has_daemon", "stop_seconds"), [(False, 0.25), (True, 0.0)])
+def test_claim_says_how_long_the_platform_of_its_server_may_act(
+    *, has_daemon: bool, stop_seconds: float
+) -> None:
+    """After a lost lease the next try waits for that. A daemon carries its impact on, whatever
+    happens to the server, so nothing is waited for.
+    """
+    sleep = ExecCommand("*", ("sleep", "60"))
+    environ = dict(os.environ)
+    platform = ExecPlatform([sleep], seconds_max=60, environ=environ, grace_seconds=0.25)
+
+    async def test(world: World) -> None:
+        server = world.servers[0]
+        if has_daemon:
+            daemon = await world.daemon("host-a", reported("web-0"))
+        else:
+            fleet = parse(b"scopes: [{name: web-0, vms: [{name: web-0, host: host-a}]}]", "fleet")
+            await server.operations.apply(fleet, by="test")
+        await world.restart("web-0")
+        if has_daemon:
+            await daemon.take()
+        (impact,) = server.scope("web-0").impacts
+        assert (impact.is_held, impact.stop_seconds) == (True, stop_seconds)
+
+    run_world(test, platform=platform)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])

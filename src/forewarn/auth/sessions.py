@@ -4,11 +4,12 @@ The store has the digest of a session's random text, so every server knows it an
 store reveals it. A session ends when it is signed out, after SESSION_DURATION, and with its token.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import msgspec
 
 from forewarn.auth.tokens import Token, Tokens, hash_secret
+from forewarn.core.event import Time
 from forewarn.engine.engine import Engine
 from forewarn.engine.record import RecordCodec
 from forewarn.engine.transaction import Transaction
@@ -26,7 +27,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     token: str
     digest: str
-    expires_at: datetime
+    expires_at: Time
 
 
 SESSION = RecordCodec(KIND, Session)

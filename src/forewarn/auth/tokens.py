@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
+from forewarn.core.event import Time
 from forewarn.duration import format_duration
 from forewarn.engine.engine import Engine
 from forewarn.engine.record import RecordCodec
@@ -61,8 +62,8 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     name: str
     role: Role
     digest: str
-    created_at: datetime
-    expires_at: datetime | None = None
+    created_at: Time
+    expires_at: Time | None = None
     host: str = ""
     scopes: tuple[str, ...] = ()
 

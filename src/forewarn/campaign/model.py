@@ -6,7 +6,7 @@ from enum import IntEnum, StrEnum
 
 import msgspec
 
-from forewarn.core.event import Cause, EventType
+from forewarn.core.event import Cause, EventType, Time
 from forewarn.core.fleet import Budget
 from forewarn.core.timing import Timing
 from forewarn.engine.record import RecordCodec
@@ -82,11 +82,11 @@ class HostRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     host: str
-    taken_at: datetime
+    taken_at: Time
     phase: HostPhase = HostPhase.ORDERED
     events: tuple[EventRef, ...] = ()
     problem: str = ""
-    checked_until: datetime | None = None
+    checked_until: Time | None = None
 
 
 class SkippedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,7 +101,7 @@ class DoneHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A host whose maintenance is over, and since when."""
 
     host: str
-    at: datetime
+    at: Time
 
 
 class Campaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -116,13 +116,13 @@ class Campaign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     id: str
     spec: CampaignSpec
-    started_at: datetime
+    started_at: Time
     total: int
     waves: int = 0
     state: CampaignState = CampaignState.RUNNING
     pause_reason: str = ""
     paused_by_failure: bool = False
-    ended_at: datetime | None = None
+    ended_at: Time | None = None
     cursor: int = 0
     window: tuple[str, ...] = ()
     in_progress: tuple[HostRun, ...] = ()

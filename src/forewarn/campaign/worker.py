@@ -28,6 +28,7 @@ from forewarn.core.scheduling import event_ids_of
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
+from forewarn.engine.isolation import isolated
 from forewarn.engine.lease import run_under_lease
 from forewarn.errors import Error, ImpactFailed, NotFound, Refused, Unavailable
 from forewarn.log import log
@@ -85,11 +86,14 @@ class CampaignWorker:
             while not self.engine.is_clock_off:
                 self._changed.clear()
                 self._awaited = set()
-                live = self.campaigns.live()
-                for campaign in live:
-                    await self._reconcile(campaign.id)
-                    await asyncio.sleep(0)  # let polls pass
-                until = clock.now() + RECONCILE_INTERVAL if live else None
+                is_idle = False
+                with isolated(self.engine.throttled_log, "bug while listing campaigns"):
+                    live = self.campaigns.live()
+                    for campaign in live:
+                        await self._reconcile(campaign.id)
+                        await asyncio.sleep(0)  # let polls pass
+                    is_idle = not live
+                until = None if is_idle else clock.now() + RECONCILE_INTERVAL
                 await wait_for(clock, self._changed, until)
         finally:  # the next holder of the lease checks these hosts again
             checks = tuple(self._checks.values())
@@ -100,22 +104,23 @@ class CampaignWorker:
     async def _reconcile(self, campaign_id: str) -> None:
         limit = self.health_limit if self.health else None
         rule = partial(rules.reconcile, health_limit=limit)
-        try:
-            campaign = await self._apply(campaign_id, rule)
-            self._await_scopes(campaign)
-            for run in campaign.in_progress:
-                if run.phase is HostPhase.ORDERED:
-                    await self._announce(campaign, run)
-                elif run.phase is HostPhase.CHECKING:
-                    self._start_check(campaign, run)
-                elif campaign.state is CampaignState.CANCELED:
-                    await self._cancel_events(campaign, run)
-        except Error as error:
-            self.engine.throttled_log.warn(
-                "campaign step failed", campaign=campaign_id, problem=error.message
-            )
-        except Exception:  # a bug in one campaign must not stop the others
-            log.exception("campaign step failed", campaign=campaign_id)
+        with isolated(
+            self.engine.throttled_log, "bug while reconciling a campaign", campaign=campaign_id
+        ):
+            try:
+                campaign = await self._apply(campaign_id, rule)
+                self._await_scopes(campaign)
+                for run in campaign.in_progress:
+                    if run.phase is HostPhase.ORDERED:
+                        await self._announce(campaign, run)
+                    elif run.phase is HostPhase.CHECKING:
+                        self._start_check(campaign, run)
+                    elif campaign.state is CampaignState.CANCELED:
+                        await self._cancel_events(campaign, run)
+            except Error as error:
+                self.engine.throttled_log.warn(
+                    "campaign step failed", campaign=campaign_id, problem=error.message
+                )
 
     async def _apply(self, campaign_id: str, rule: rules.Rule) -> Campaign:
         return await self.campaigns.apply(campaign_id, rule, lease=self._lease)

@@ -5,9 +5,12 @@ No rules here: those are in `machine.py`.
 
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+
+Time = Annotated[datetime, msgspec.Meta(tz=True)]
+"""A time that is stored. One without a time zone is damaged: it cannot be compared with others."""
 
 
 class EventType(StrEnum):
@@ -99,13 +102,13 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     vm: str
     type: EventType
     cause: Cause
-    due_at: datetime
+    due_at: Time
     state: ImpactState = ImpactState.WAITING
     claimed_by: str = ""
     tries: int = 0
     failures: int = 0
     detail: str = ""
-    first_failed_at: datetime | None = None
+    first_failed_at: Time | None = None
     lost: int = 0
     stop_seconds: float = 0.0
     host: str = ""
@@ -123,8 +126,8 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 class Gap(NamedTuple):
     """A time in which a VM could not read what was committed."""
 
-    since: datetime
-    until: datetime
+    since: Time
+    until: Time
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -144,18 +147,18 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     cause: Cause
     resources: tuple[str, ...]
     update_domain: int
-    not_before: datetime
+    not_before: Time
     duration_seconds: int
     description: str
-    created_at: datetime
+    created_at: Time
     host: str = ""
-    started_at: datetime | None = None
+    started_at: Time | None = None
     approvals: tuple[str, ...] = ()
     is_approved: bool = False
     is_timed: bool = False
     notice: timedelta = timedelta(0)
     gaps: tuple[Gap, ...] = ()
-    unreadable_since: datetime | None = None
+    unreadable_since: Time | None = None
     has_had_notice: bool = False
 
 
@@ -172,7 +175,7 @@ class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: str
     how: EndReason
-    at: datetime
+    at: Time
 
 
 class NoEventCode(StrEnum):

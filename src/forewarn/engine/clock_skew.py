@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import CLOCK_SKEW_SECONDS_MAX, Engine
+from forewarn.engine.isolation import isolated
 from forewarn.engine.lease import lease_key
 from forewarn.engine.record import ClockReading
 from forewarn.engine.transaction import Transaction
@@ -66,25 +67,35 @@ class ClockSkew:
 
     async def run(self, server: str, lease: Lease) -> None:
         """Write this server's time while there are others to read it, until cancelled."""
-        engine, clock, key = self._engine, self._engine.clock, CLOCK_KEY.format(server)
+        clock = self._engine.clock
         self._server, self._compare_until = server, None
         self._write_at = clock.now()
         while True:  # ends when cancelled
             self._woken.clear()
-            self._evaluate()
-            is_due = clock.now() >= self._write_at or self._is_comparing()
-            if self._is_wanted() and engine.is_ready and is_due:
-                self._is_asked, self._write_at = False, clock.now() + self._every
-                try:
-                    await engine.update([key], self._write, by=server, lease=lease)
-                    self._compare_until = self._compare_until or clock.now() + COMPARE_FOR_MAX
-                except Error as error:
-                    self._is_asked, self._write_at = True, clock.now() + RETRY
-                    engine.throttled_log.warn("clock not written", problem=error.message)
-            self._evaluate()  # the time for comparing may have passed meanwhile
-            if self._is_comparing() or not engine.is_ready:
-                self._write_at = min(self._write_at, clock.now() + RETRY)
-            await wait_for(clock, self._woken, self._write_at if self._is_wanted() else None)
+            wake_at: datetime | None = clock.now() + RETRY
+            with isolated(self._engine.throttled_log, "bug while comparing clocks"):
+                wake_at = await self._write_if_due(lease)
+            await wait_for(clock, self._woken, wake_at)
+
+    async def _write_if_due(self, lease: Lease) -> datetime | None:
+        """Write the time if it is due. Returns when to look again; None: when others are there."""
+        engine, clock, key = self._engine, self._engine.clock, CLOCK_KEY.format(self._server)
+        self._evaluate()
+        is_due = clock.now() >= self._write_at or self._is_comparing()
+        if self._is_wanted() and engine.is_ready and is_due:
+            self._is_asked, self._write_at = False, clock.now() + self._every
+            try:
+                await engine.update([key], self._write, by=self._server, lease=lease)
+                self._compare_until = self._compare_until or clock.now() + COMPARE_FOR_MAX
+            except Error as error:
+                self._is_asked, self._write_at = True, clock.now() + RETRY
+                engine.throttled_log.warn("clock not written", problem=error.message)
+        self._evaluate()  # the time for comparing may have passed meanwhile
+        if not engine.is_ready:  # it cannot be written: what is due stays due
+            self._write_at = clock.now() + RETRY
+        elif self._is_comparing():
+            self._write_at = min(self._write_at, clock.now() + RETRY)
+        return self._write_at if self._is_wanted() else None
 
     def _ask(self) -> None:
         """Write soon: another server asks."""

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import asdict, force_setattr
 
 from forewarn.core.change import Change, ChangeKind
-from forewarn.core.event import Cause, EventType
+from forewarn.core.event import Cause, EventType, Time
 from forewarn.log import log
 from forewarn.store.base import HistoryValue
 
@@ -27,7 +27,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     number: int = 0
-    at: datetime
+    at: Time
     by: str
     what: ChangeKind
     scope: str = ""
@@ -38,7 +38,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     vm: str = ""
     host: str = ""
     host_before: str = ""
-    not_before: datetime | None = None
+    not_before: Time | None = None
     description: str = ""
     duration_seconds: int | None = None
     detail: str = ""

@@ -13,9 +13,9 @@ from forewarn.core.fleet import Scope
 from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
+from forewarn.engine.isolation import isolated
 from forewarn.engine.replica import POLLS_PASS_EVERY
 from forewarn.errors import Error, Unavailable
-from forewarn.log import log
 from forewarn.store.base import HELD_SHARE, LEASE_KEY, Lease
 
 TTL_SECONDS = 10.0
@@ -120,15 +120,19 @@ class ClaimReleaser:
             for number, published in enumerate(list(self._engine.board.scopes.values()), start=1):
                 if number % POLLS_PASS_EVERY == 0:
                     await asyncio.sleep(0)
-                try:
-                    lost |= self._lost_holders(published.scope)
-                    release_at = await self._release(published.scope, worker)
-                    retry_at = min(filter(None, (retry_at, release_at)), default=None)
-                except Error as error:  # the other scopes come first
-                    retry_at = self._engine.clock.now() + RELEASE_RETRY
-                    self._engine.throttled_log.warn("claims not released", problem=error.message)
-                except Exception:  # a bug with this one scope must not stop the others
-                    log.exception("bug while releasing claims", scope=published.scope.name)
+                with isolated(
+                    self._engine.throttled_log,
+                    "bug while releasing claims",
+                    scope=published.scope.name,
+                ):
+                    try:
+                        lost |= self._lost_holders(published.scope)
+                        release_at = await self._release(published.scope, worker)
+                        retry_at = min(filter(None, (retry_at, release_at)), default=None)
+                    except Error as error:  # the other scopes come first
+                        retry_at = self._engine.clock.now() + RELEASE_RETRY
+                        warn = self._engine.throttled_log.warn
+                        warn("claims not released", problem=error.message)
             self._gone_since = {each: at for each, at in self._gone_since.items() if each in lost}
             await wait_for(self._engine.clock, self._changed, retry_at)
 

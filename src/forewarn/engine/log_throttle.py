@@ -1,28 +1,51 @@
-"""Warnings that may repeat, logged without flooding the log."""
+"""Warnings and bugs that may repeat, logged without flooding the log."""
 
+import logging
 from datetime import datetime, timedelta
 
 from forewarn.engine.clock import Clock
 from forewarn.log import log
 
 REPEAT_AFTER = timedelta(seconds=30)
+KEYS_MAX = 1000
+"""How many records with errors are told apart. Those above it share the limit of their message."""
+
+Key = tuple[object, ...]
 
 
 class ThrottledLog:
-    """Logs each message at most every half minute, with the count of those left out."""
+    """Logs a message at most every half minute, with the count of those left out."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._logged_at: dict[str, datetime] = {}
-        self._skipped: dict[str, int] = {}
+        self._logged_at: dict[Key, datetime] = {}
+        self._skipped: dict[Key, int] = {}
 
     def warn(self, text: str, *, error: BaseException | None = None, **facts: object) -> None:
-        """`error` is logged with its traceback."""
-        now, last = self._clock.now(), self._logged_at.get(text)
+        """At most every half minute, whatever the facts. `error` is logged with its traceback."""
+        self._log(logging.WARNING, (text,), text, error, facts)
+
+    def error(self, text: str, *, error: BaseException, **facts: object) -> None:
+        """At most every half minute with the same facts. `error` is logged with its traceback."""
+        key: Key = (text, *facts.values())
+        if key not in self._logged_at and len(self._logged_at) >= KEYS_MAX:
+            self._forget_old()
+            key = key if len(self._logged_at) < KEYS_MAX else (text,)
+        self._log(logging.ERROR, key, text, error, facts)
+
+    def _forget_old(self) -> None:
+        oldest = self._clock.now() - REPEAT_AFTER
+        self._logged_at = {key: at for key, at in self._logged_at.items() if at > oldest}
+        self._skipped = {key: n for key, n in self._skipped.items() if key in self._logged_at}
+
+    def _log(
+        self, level: int, key: Key, text: str, error: BaseException | None, facts: dict[str, object]
+    ) -> None:
+        now, last = self._clock.now(), self._logged_at.get(key)
         if last is not None and now < last + REPEAT_AFTER:
-            self._skipped[text] = self._skipped.get(text, 0) + 1
+            self._skipped[key] = self._skipped.get(key, 0) + 1
             return
-        self._logged_at[text] = now
-        if skipped := self._skipped.pop(text, 0):
+        self._logged_at[key] = now
+        if skipped := self._skipped.pop(key, 0):
             facts["suppressed"] = skipped
-        log.logger.warning(text, exc_info=error, extra={"facts": facts})
+        log.logger.log(level, text, exc_info=error, extra={"facts": facts})

@@ -27,10 +27,10 @@ from forewarn.engine.board import PublishedScope
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import CLOCK_SKEW_SECONDS_MAX, SHOWN_KEY, Engine
 from forewarn.engine.host_contact import HostContacts
+from forewarn.engine.isolation import isolated
 from forewarn.engine.record import Shown
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Error, Unavailable
-from forewarn.log import log
 
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 RETRY = timedelta(seconds=1)
@@ -91,18 +91,18 @@ class Readability:
         clock = self._engine.clock
         while True:  # ends when cancelled
             self._woken.clear()
-            try:
+            confirm_at: datetime | None = clock.now() + RETRY_AFTER_BUG
+            with isolated(
+                self._engine.throttled_log, "bug while confirming that events can be read"
+            ):
                 confirm_at = await self._confirm_if_due()
-            except (
-                Exception
-            ):  # such as a record that was damaged by hand: events wait, polls do not
-                log.exception("bug while confirming that events can be read")
-                confirm_at = clock.now() + RETRY_AFTER_BUG
             await wait_for(clock, self._woken, confirm_at)
 
     async def _confirm_if_due(self) -> datetime | None:
-        """Confirm if it is time to; when to look again, None while no event is Scheduled."""
+        """Confirm if it is time to. Returns when to look again; None: when something changes."""
         clock, confirm_at = self._engine.clock, self._next_time()
+        if not self._is_right():
+            return None  # until `on_clock_compared`
         if confirm_at is None or confirm_at > clock.now():
             return confirm_at
         try:
@@ -111,6 +111,10 @@ class Readability:
             warn = self._engine.throttled_log.warn
             warn("readable events not confirmed", problem=error.message)
         return max(self._next_time() or NEVER, clock.now() + RETRY)
+
+    def on_clock_compared(self) -> None:
+        """The clock of this server may be right now, or no longer."""
+        self._woken.set()
 
     def _next_time(self) -> datetime | None:
         """When this server should confirm next; None while no event is Scheduled."""

@@ -5,12 +5,12 @@ Codecs of scopes and of the fleet are here; a feature defines the codecs of its 
 
 from contextlib import suppress
 from datetime import datetime
-from typing import Annotated, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from forewarn.core.event import Gap
+from forewarn.core.event import Gap, Time
 from forewarn.core.fleet import Scope
 from forewarn.errors import StoreUnusable
 
@@ -41,7 +41,7 @@ class ClockReading(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     """What a server's clock showed when the server wrote this. `asks`: the others are to write."""
 
     server: str
-    at: datetime
+    at: Time
     asks: bool = False
 
 
@@ -51,7 +51,7 @@ class Shown(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     `gaps` are recent times in which none did. `server` wrote it.
     """
 
-    at: datetime
+    at: Time
     gaps: tuple[Gap, ...] = ()
     server: str = ""
 
@@ -68,7 +68,7 @@ class RecordCodec(Generic[T]):
     """Encodes and decodes one kind of record. `name` appears in error messages."""
 
     def __init__(self, name: str, type_: type[T]) -> None:
-        self._name = name
+        self._name, self.type = name, type_
         self._decoder = msgspec.json.Decoder(_Record[type_])  # type: ignore[valid-type]
 
     def encode(self, value: T) -> bytes:
@@ -127,7 +127,7 @@ class BytesCodec(RecordCodec[bytes]):
 
 
 SCOPE = ScopeCodec("scope", Scope)
-SEEN: RecordCodec[datetime] = RecordCodec("seen", Annotated[datetime, msgspec.Meta(tz=True)])  # type: ignore[arg-type]
+SEEN: RecordCodec[datetime] = RecordCodec("seen", Time)
 """When a VM of the scope last polled. A large scope is not written once an hour for that."""
 POLLED: RecordCodec[dict[str, int]] = RecordCodec("polled", dict[str, int])
 """When each VM of the scope last polled, in seconds since the epoch."""

@@ -24,15 +24,16 @@ import msgspec
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
+from forewarn.core.event import Time
 from forewarn.core.fleet import Scope, Vm
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import Entry
+from forewarn.engine.isolation import isolated
 from forewarn.engine.record import RecordCodec
 from forewarn.engine.record_cache import name_of
 from forewarn.engine.replica import POLLS_PASS_EVERY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Error
-from forewarn.log import log
 from forewarn.platform.remote import RefusalReason, RefusedGuest, WorkRequest
 from forewarn.steps import WorkCounter
 
@@ -71,10 +72,10 @@ class UnservedReason(StrEnum):
 class Unserved(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Why a VM does not get its document, and since when; `suspected_at` is when it was written."""
 
-    since: datetime
+    since: Time
     reason: UnservedReason
     detail: str
-    suspected_at: datetime | None = None
+    suspected_at: Time | None = None
     is_confirmed: bool = False
 
     def __str__(self) -> str:
@@ -197,7 +198,8 @@ class UnservedVms:
         while True:  # ends when cancelled
             await self._changed.wait()
             self._changed.clear()
-            await self.look()
+            with isolated(self._engine.throttled_log, "bug while looking for unserved VMs"):
+                await self.look()
             if self._errors or self._reported or self._moved or any(self._records()):
                 self._changed.set()
             await clock.sleep_until(clock.now() + LOOK_EVERY)
@@ -213,13 +215,14 @@ class UnservedVms:
             await turns.pass_after(1)
         for name in {**suspects, **{name_of(key): {} for key, _ in self._records()}}:
             await turns.pass_after(1 + len(self._read(name)) + len(suspects.get(name, ())))
-            try:
-                due += await self._write(name, suspects.get(name, {}))
-            except Error as error:
-                due, throttled = due + 1, self._engine.throttled_log
-                throttled.warn("unserved VMs not recorded", scope=name, problem=error.message)
-            except Exception:  # a bug with this one scope must not stop the others
-                log.exception("bug while looking at unserved VMs", scope=name)
+            with isolated(
+                self._engine.throttled_log, "bug while looking at unserved VMs", scope=name
+            ):
+                try:
+                    due += await self._write(name, suspects.get(name, {}))
+                except Error as error:
+                    due, throttled = due + 1, self._engine.throttled_log
+                    throttled.warn("unserved VMs not recorded", scope=name, problem=error.message)
             if due == SCOPES_PER_LOOK_MAX:
                 break
 

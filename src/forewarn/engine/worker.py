@@ -17,20 +17,17 @@ from forewarn.engine.clock_skew import COMPARE_EVERY, ClockSkew
 from forewarn.engine.engine import Engine
 from forewarn.engine.impact_job import RETRY, RETRY_MAX, ImpactJob
 from forewarn.engine.index import SortedKeys
+from forewarn.engine.isolation import isolated
 from forewarn.engine.lease import LEASE_NAME, ClaimReleaser, work_until_lost
 from forewarn.engine.readability import Readability
 from forewarn.engine.replica import POLLS_PASS_EVERY, SCOPE_KEY
 from forewarn.engine.transaction import LeaseLost
 from forewarn.errors import Error
 from forewarn.log import log
-from forewarn.platform.base import ImpactResult, Platform, SlowToStop
+from forewarn.platform.base import STOP_SECONDS_MAX, ImpactResult, Platform, SlowToStop
 from forewarn.store.base import Lease
 
 SCOPES_AT_ONCE_MAX = 32
-STOP_SECONDS_MAX = 7.0
-"""How long platform calls may take to end when they are cancelled: longer than the grace period of
-a command.
-"""
 
 
 @dataclass(eq=False)
@@ -78,8 +75,10 @@ class Worker:
         self._jobs: dict[str, dict[ImpactJob, asyncio.Task[None]]] = {}
         self._calls: set[asyncio.Future[ImpactResult]] = set()
         self._releaser = ClaimReleaser(engine)
-        self._clock_skew = ClockSkew(engine, self._changed.set, every=self.compare_clocks_every)
-        engine.board.subscribe(self._on_scope_changed)
+        self._clock_skew = ClockSkew(
+            engine, self._on_clock_compared, every=self.compare_clocks_every
+        )
+        engine.board.subscribe(self._look_at)
         for published in engine.board.scopes.values():
             self._look_at(published)
 
@@ -96,6 +95,11 @@ class Worker:
             await work_until_lost(self.engine, name, self._work)
             log.warning("server lease lost", worker=self._name)
             await self._look_at_all()
+
+    def _on_clock_compared(self) -> None:
+        self._changed.set()
+        if self.readability is not None:
+            self.readability.on_clock_compared()
 
     async def _look_at_all(self) -> None:
         """Set the alarm of every scope again: what was dropped is due."""
@@ -137,14 +141,18 @@ class Worker:
 
     def look_at(self, vms: Iterable[str]) -> None:
         """The platform may handle the impacts of these VMs now, or no longer."""
-        for published in {self.engine.board.vms[vm] for vm in vms}:
+        board = self.engine.board
+        for published in {board.vms[vm] for vm in vms if vm in board.vms}:
             self._look_at(published)
 
     def _look_at(self, published: PublishedScope) -> None:
-        try:
+        name = published.scope.name
+        with isolated(
+            self.engine.throttled_log, "bug while looking at a scope", scope=name
+        ) as look:
             self._on_scope_changed(published)
-        except Exception:  # a bug with this one scope must not stop the others
-            log.exception("bug while looking at a scope", scope=published.scope.name)
+        if look.has_failed:
+            self._set_alarm(name, self.engine.decision_time() + RETRY_MAX)
 
     def _is_handled(self, scope: Scope) -> Callable[[Impact], bool]:
         vms = {vm.name: vm for vm in scope.vms} if scope.impacts else {}
@@ -163,6 +171,7 @@ class Worker:
             self._alarms.remove((before, name))
         if wake_at is None:
             return
+        assert wake_at.tzinfo is not None, "it could not be compared with the other alarms"
         self._wake_at[name] = wake_at
         self._alarms.add((wake_at, name))
         if self._alarms[0] == (wake_at, name):
@@ -212,19 +221,21 @@ class Worker:
         if published is None:
             return
         now = self.engine.decision_time()
-        try:
-            await self._tick(name, published, now)
-            if self._find_due(name):
-                self._queue[name] = None
-            if name not in self._wake_at:  # what is due is running or queued; look again later
-                wake_at = self._next_time(published.scope)
-                if wake_at is not None:
-                    self._set_alarm(name, max(wake_at, self.engine.decision_time() + RETRY))
-        except Error as error:
-            self.engine.throttled_log.warn("tick failed", scope=name, problem=error.message)
-            self._set_alarm(name, now + RETRY)
-        except Exception:  # a bug with this one scope must not stop the others
-            log.exception("bug while processing a scope", scope=name)
+        with isolated(
+            self.engine.throttled_log, "bug while processing a scope", scope=name
+        ) as work:
+            try:
+                await self._tick(name, published, now)
+                if self._find_due(name):
+                    self._queue[name] = None
+                if name not in self._wake_at:  # what is due is running or queued; look again later
+                    wake_at = self._next_time(published.scope)
+                    if wake_at is not None:
+                        self._set_alarm(name, max(wake_at, self.engine.decision_time() + RETRY))
+            except Error as error:
+                self.engine.throttled_log.warn("tick failed", scope=name, problem=error.message)
+                self._set_alarm(name, now + RETRY)
+        if work.has_failed:
             self._set_alarm(name, now + RETRY_MAX)
 
     async def _tick(self, name: str, published: PublishedScope, now: datetime) -> None:
@@ -267,11 +278,25 @@ class Worker:
         """Start as many due impacts as may run at the same time; the others stay queued."""
         while self._queue and len(self._running) < self.impacts_max and self.lease is not None:
             name = next(iter(self._queue))
-            due, free = self._find_due(name), self.impacts_max - len(self._running)
-            for impact in due[:free]:
-                self._start(name, impact, self.lease)
-            if len(due) <= free:
+            is_full = False
+            text = "bug while looking for due impacts"
+            with isolated(self.engine.throttled_log, text, scope=name):
+                is_full = not self._start_due(name, self.lease)
+            if not is_full:
                 del self._queue[name]
+
+    def _start_due(self, name: str, lease: Lease) -> bool:
+        """Start the due impacts of a scope. False if more of them are due than may run."""
+        for impact in self._find_due(name):
+            if len(self._running) >= self.impacts_max:
+                return False
+            with isolated(
+                self.engine.throttled_log, "bug while starting an impact", scope=name, vm=impact.vm
+            ) as begin:
+                self._start(name, impact, lease)
+            if begin.has_failed:
+                self._set_alarm(name, self.engine.decision_time() + RETRY_MAX)
+        return True
 
     def _start(self, scope: str, impact: Impact, lease: Lease) -> None:
         vm = self.engine.board.scopes[scope].scope.vm(impact.vm)

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import decode_last
+from forewarn.engine.isolation import isolated
 from forewarn.errors import Error
 from forewarn.history.feed import HistoryFeed
 from forewarn.store.base import HistoryValue
@@ -38,11 +39,12 @@ class RetentionWorker:
     async def run(self) -> None:
         while True:
             pause = INTERVAL
-            try:
-                if await self.trim() == self.batch:
-                    pause = PAUSE  # there is more, but let other writers in between
-            except Error as problem:
-                self.engine.throttled_log.warn("history not trimmed", problem=problem.message)
+            with isolated(self.engine.throttled_log, "bug while trimming the history"):
+                try:
+                    if await self.trim() == self.batch:
+                        pause = PAUSE  # there is more, but let other writers in between
+                except Error as problem:
+                    self.engine.throttled_log.warn("history not trimmed", problem=problem.message)
             await self._clock.sleep_until(self._clock.now() + pause)
 
     async def trim(self) -> int:

@@ -18,9 +18,11 @@ from msgspec.structs import replace
 
 from forewarn.config import Config, WebhookFormat
 from forewarn.core.change import ChangeKind
+from forewarn.core.event import Time
 from forewarn.engine.clock import within
 from forewarn.engine.engine import Engine
 from forewarn.engine.entry import Entry, decode_all, last_number
+from forewarn.engine.isolation import isolated
 from forewarn.engine.lease import run_under_lease
 from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.engine.record import RAW, RecordCodec
@@ -57,7 +59,7 @@ class Cursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     number: int
-    retry_at: datetime = NEVER
+    retry_at: Time = NEVER
     failures: int = 0
     rejections: int = 0
 
@@ -132,17 +134,16 @@ class Webhook:
         await self._sender.close()
 
     async def _attempt(self, lease: Lease) -> datetime | None:
-        try:
-            if not self._is_loaded:
-                await self._load()
-            if self._is_loaded:
-                return await self.deliver_next(lease)
-        except Error as error:  # of the store; those of the receiver are handled
-            self._throttled_log.warn(
-                "webhook waits for the store", receiver=self.name, problem=error.message
-            )
-        except Exception:  # a bug in one webhook must not stop the others
-            log.exception("bug in a webhook worker", receiver=self.name)
+        with isolated(self._throttled_log, "bug in a webhook worker", receiver=self.name):
+            try:
+                if not self._is_loaded:
+                    await self._load()
+                if self._is_loaded:
+                    return await self.deliver_next(lease)
+            except Error as error:  # of the store; those of the receiver are handled
+                self._throttled_log.warn(
+                    "webhook waits for the store", receiver=self.name, problem=error.message
+                )
         return self._clock.now() + CHECK_INTERVAL
 
     async def _load(self) -> None:

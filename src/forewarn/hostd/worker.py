@@ -20,6 +20,7 @@ from forewarn.log import log
 from forewarn.platform.base import (
     DETAIL_LENGTH_MAX,
     PROBLEM_LENGTH_MAX,
+    STOP_SECONDS_MAX,
     BackWatcher,
     ImpactRequest,
     ImpactResult,
@@ -34,8 +35,6 @@ SHORTAGE_MAX = timedelta(days=1)
 RECOVER_AGAIN_SECONDS = 60.0
 BACK_SECONDS_MAX = 3600.0
 """The server has a limit of its own, and stops waiting earlier."""
-STOP_SECONDS_MAX = 7.0
-"""Longer than the grace period of a command."""
 DETAILS_LENGTH_MAX = 128 * DETAIL_LENGTH_MAX
 PROBLEMS_LENGTH_MAX = 400 * PROBLEM_LENGTH_MAX
 """Of all results together: a request has a limit in bytes."""

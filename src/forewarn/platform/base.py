@@ -23,6 +23,11 @@ SHORTAGE_PAUSE, SHORTAGE_PAUSE_MAX = timedelta(seconds=1), timedelta(seconds=30)
 STARTS = (Cause.RESTART, Cause.REDEPLOY)
 """Causes that start a VM that is off: its user wants it to run. Maintenance leaves it off."""
 PROBLEM_LENGTH_MAX, DETAIL_LENGTH_MAX = 500, 2048
+COMMAND_GRACE_SECONDS = 5.0
+"""How long a command may take to end after SIGTERM, before SIGKILL."""
+STOP_SECONDS_MAX = 7.0
+"""How long a server or a daemon that stops waits for the platform calls that it has canceled."""
+assert COMMAND_GRACE_SECONDS < STOP_SECONDS_MAX, "a command must end before what has started it"
 
 
 @dataclass(frozen=True, slots=True)

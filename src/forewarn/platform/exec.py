@@ -16,7 +16,13 @@ from operator import attrgetter
 from forewarn.core.event import EventType
 from forewarn.errors import ImpactFailed, Invalid
 from forewarn.option_kind import PLACEHOLDER, PLACEHOLDERS, ExecCommand
-from forewarn.platform.base import SHORTAGES, STARTS, ImpactRequest, ImpactResult
+from forewarn.platform.base import (
+    COMMAND_GRACE_SECONDS,
+    SHORTAGES,
+    STARTS,
+    ImpactRequest,
+    ImpactResult,
+)
 from forewarn.platform.process_group import ProcessGroup
 
 OUTPUT_BYTES_MAX = 2048
@@ -42,7 +48,7 @@ class ExecPlatform:
         *,
         seconds_max: float,
         environ: Mapping[str, str],
-        grace_seconds: float = 5.0,
+        grace_seconds: float = COMMAND_GRACE_SECONDS,
         option: str = "exec_command",
     ) -> None:
         self._commands = {

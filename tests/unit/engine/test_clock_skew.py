@@ -40,11 +40,13 @@ class OffClock(VirtualClock):
         super().__init__(NOON)
         self._true = true
         self.seconds = seconds
+        self.sleeps = 0
 
     def now(self) -> datetime:
         return self._true.now() + timedelta(seconds=self.seconds)
 
     async def sleep_until(self, time: datetime) -> None:
+        self.sleeps += 1
         await self._true.sleep_until(time - timedelta(seconds=self.seconds))
 
 
@@ -391,6 +393,22 @@ def test_record_read_after_a_loss_of_the_store_is_not_compared() -> None:
                 await write_clock(world.store, "s2", NOON - 20 * SECOND)
                 await world.clock.advance(timedelta(0))
             assert one.skew == 0
+
+    asyncio.run(main())
+
+
+def test_server_that_has_lost_its_store_waits_before_it_writes_its_time_again() -> None:
+    """It used a whole core until it lost its lease, too."""
+
+    async def main() -> None:
+        world = World()
+        async with world.servers(0, 0) as (one, _):
+            one.engine.is_ready = False
+            await world.clock.advance(40 * SECOND)
+            begun = one.clock.sleeps
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert one.clock.sleeps - begun < 5, "no time has passed"
 
     asyncio.run(main())
 

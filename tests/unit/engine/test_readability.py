@@ -13,6 +13,7 @@ from forewarn.core.command import Approve, Seen, SetMembers
 from forewarn.core.event import Event, EventType, Gap
 from forewarn.core.fleet import DEFAULT_POLICY, ScopeKind, Vm
 from forewarn.engine.engine import SHOWN_KEY
+from forewarn.engine.readability import Readability
 from forewarn.engine.record import SHOWN, Shown
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Conflict, Error, StoreLost
@@ -20,7 +21,7 @@ from forewarn.lab.clock import VirtualClock
 from forewarn.store.base import RevisionCheck, Store, Write
 from forewarn.store.memory import MemoryStore
 from tests.history import entries_of
-from tests.unit.engine.hostd_world import NOON, SECOND, SETTLE_TURNS, Server, SlowStore
+from tests.unit.engine.hostd_world import NOON, SECOND, SETTLE_TURNS, Path, Server, SlowStore
 
 MINUTE = timedelta(minutes=1)
 
@@ -58,28 +59,6 @@ class QuorumStore(MemoryStore):
                 await super().commit(writes, checks, entries)
             except Conflict:
                 continue
-
-
-class Path:
-    """One server's way to the store."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.is_cut = False
-
-    def __getattr__(self, name: str) -> Any:
-        if self.is_cut and name in ("get", "commit", "load", "lease"):
-            return self._refuse
-        return getattr(self._store, name)
-
-    async def watch(self, after: int) -> AsyncIterator[Any]:
-        async for batch in self._store.watch(after):
-            if self.is_cut:
-                await self._refuse()
-            yield batch
-
-    async def _refuse(self, *_: object, **__: object) -> None:
-        raise StoreLost("cut off")
 
 
 class World:
@@ -451,6 +430,37 @@ def test_server_that_does_not_serve_vms_yet_starts_nothing() -> None:
         assert event.not_before >= NOON + 46 * MINUTE
         await deaf.stop()
         await world.close()
+
+    asyncio.run(main())
+
+
+def test_server_whose_clock_is_off_waits_until_it_is_right() -> None:
+    """It confirms nothing, and does not try again every second for as long as that lasts."""
+
+    async def main() -> None:
+        world = World()
+        server = Server(world.store, world.clock, "server-9")
+        await server.start()
+        await world.settle()
+        await world.apply(server)
+        await server.operations.restart("v", by="ann")
+        answers, asked = [False], list[bool]()
+
+        def is_right() -> bool:
+            asked.append(answers[-1])
+            return answers[-1]
+
+        readability = Readability(server.engine, server.hosts.contacts)
+        running = asyncio.create_task(readability.run("server-9", is_right))
+        await world.advance(14 * MINUTE)
+        assert await world.shown() is None
+        assert len(asked) <= 2
+        answers.append(True)
+        readability.on_clock_compared()
+        await world.settle()
+        assert await world.shown() is not None
+        running.cancel()
+        await server.stop()
 
     asyncio.run(main())
 

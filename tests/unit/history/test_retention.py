@@ -142,6 +142,52 @@ def test_trimming_continues_after_the_store_was_lost() -> None:
     asyncio.run(run())
 
 
+class BuggyStore(MemoryStore):
+    """Its first trim has a bug."""
+
+    trims = 0
+
+    async def trim(self, before: int, limit: int = 1000) -> int:
+        self.trims += 1
+        if self.trims == 1:
+            raise KeyError("a bug")
+        return await super().trim(before, limit)
+
+
+def test_a_bug_in_one_trim_does_not_end_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    """Retention is one of the works that end the server when they end."""
+
+    async def run() -> None:
+        store, clock = BuggyStore(), VirtualClock(NOON)
+        await write_history(store, *(joined(number) for number in range(10)))
+        work = asyncio.ensure_future(retention(store, clock, commits_max=1).run())
+        await clock.advance(INTERVAL)
+        await clock.advance(INTERVAL)
+        work.cancel()
+
+        assert await positions(store) == [10]
+        assert [line.message for line in caplog.records] == ["bug while trimming the history"]
+
+    asyncio.run(run())
+
+
+def test_entry_whose_time_has_no_zone_ends_no_server() -> None:
+    """It is unreadable, and trimmed with the entries around it."""
+
+    async def test(store: MemoryStore) -> None:
+        await store.commit([], entries=b'[{"at":"2020-01-01T00:00:00","by":"x","what":"joined"}]')
+        await write_history(store, joined(1), joined(2))
+        clock = VirtualClock(NOON)
+        worker = retention(store, clock, days=90)
+        await clock.advance(61 * MINUTE)
+        assert await worker.trim() == 0
+        await clock.advance(100 * DAY)
+        await worker.trim()
+        assert await positions(store) == [3]  # the store keeps the last one
+
+    with_store(test)
+
+
 class CountingStore(MemoryStore):
     """Counts the history values that are fetched."""
 

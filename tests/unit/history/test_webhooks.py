@@ -45,12 +45,14 @@ class Receiver(WebhookSender):
         self.status = 200
         self.problem = ""
         self.rejects = self.fails_at = ""
-        self.is_hanging = False
+        self.is_hanging = self.has_bug = False
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> int:
         self.attempts += 1
         if self.is_hanging:
             await asyncio.Event().wait()
+        if self.has_bug:
+            raise KeyError("a bug")
         if self.problem:
             raise Unavailable(self.problem)
         message = json.loads(body)
@@ -298,6 +300,24 @@ def test_a_dead_receiver_delays_no_other() -> None:
         await world.happens("1")
 
         assert good.received == ["1"]
+
+    with_world(test)
+
+
+def test_bug_with_one_webhook_stops_no_other() -> None:
+    """All of them are one work of the server, which ends when it ends."""
+
+    async def test(world: World) -> None:
+        buggy, receiver = Receiver(), Receiver()
+        buggy.has_bug = True
+        server = world.server()
+        await server.start(server.webhook(buggy, url=f"{URL}&first"))
+        await server.start(server.webhook(receiver))
+        await world.happens("a", "b")
+        assert (buggy.attempts, receiver.received) == (1, ["a", "b"])
+        buggy.has_bug = False
+        await world.wait(15 * SECOND)
+        assert buggy.received == ["a", "b"]
 
     with_world(test)
 

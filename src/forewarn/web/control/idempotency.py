@@ -14,7 +14,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -25,6 +25,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from msgspec.structs import replace
 
+from forewarn.core.event import Time
 from forewarn.engine.engine import Engine
 from forewarn.engine.record import RAW, RecordCodec
 from forewarn.engine.transaction import Transaction
@@ -50,7 +51,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     request: str = msgspec.field(name="asked")
-    at: datetime
+    at: Time
     operation_id: str = ""
     status: int = 0
     body: str = ""

@@ -1,0 +1,28 @@
+"""An engine with a bug that some commands meet, on one scope."""
+
+from typing import Any
+
+from forewarn.core.command import Command
+from forewarn.core.machine import Outcome
+from forewarn.engine.engine import Engine
+
+
+class BuggyEngine(Engine):
+    """The bug shows with commands of these types on these scopes."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.bugs: set[tuple[str, type[Command]]] = set()
+        self.bug_in_update = ""
+        """The begin of a key that an update meets the bug with, once."""
+
+    async def submit(self, scope: str, command: Command, *arguments: Any, **more: Any) -> Outcome:
+        if (scope, type(command)) in self.bugs:
+            raise KeyError("a bug")
+        return await super().submit(scope, command, *arguments, **more)
+
+    async def update(self, keys: Any, *arguments: Any, **more: Any) -> Any:
+        if self.bug_in_update and keys[0].startswith(self.bug_in_update):
+            self.bug_in_update = ""
+            raise KeyError("a bug")
+        return await super().update(keys, *arguments, **more)
