@@ -19,8 +19,9 @@ from forewarn.core.event import (
     ImpactState,
     NoEvent,
     Status,
+    is_move,
 )
-from forewarn.core.fleet import Policy, Power, Scope, ScopeKind, Vm
+from forewarn.core.fleet import Policy, Power, Scope, ScopeKind, TriedMove, Vm
 from forewarn.core.timing import Timing
 
 ENDED_MIN, ENDED_MAX = 100, 1000
@@ -40,9 +41,9 @@ POWER_AFTER = {
 class Draft:
     """The scope as it will be, and the changes so far.
 
-    `vms` are by name, `events` by id, `impacts` by id and VM, each in the order of creation. So a
-    step costs the same however large the scope is. `build` makes a scope of them; until then,
-    `scope` is up to date in all other fields.
+    `vms` are by name, `events` by id, `impacts` by id and VM, `tried` by VM, each in the order of
+    creation. So a step costs the same however large the scope is. `build` makes a scope of them;
+    until then, `scope` is up to date in all other fields.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -53,6 +54,7 @@ class Draft:
         self._impact_ids: dict[str, dict[str, None]] = {}  # by VM, with some that are gone
         for impact in scope.impacts:
             self.put_impact(impact)
+        self.tried = {each.vm: each for each in scope.tried_moves}
         self._is_built = True
 
     def begin(self, now: datetime, timing: Timing) -> None:
@@ -73,6 +75,7 @@ class Draft:
                 vms=tuple(self.vms.values()),
                 events=tuple(self.events.values()),
                 impacts=tuple(self.impacts.values()),
+                tried_moves=tuple(self.tried.values()),
             )
         return self.scope
 
@@ -199,6 +202,8 @@ class Draft:
 
     def _drop(self, impact: Impact) -> None:
         """Remember an impact that ends while a worker holds it, if its platform may act on."""
+        if impact.state is ImpactState.CLAIMED:
+            self.note_try(impact)
         if impact.is_held and impact.stop_seconds:
             dropped = (*self.scope.dropped, impact)
             self.scope, self._is_built = replace(self.scope, dropped=dropped), False
@@ -209,15 +214,28 @@ class Draft:
         """The platform of the worker no longer acts for this impact, or this try of it; without an
         impact, for any.
         """
-        kept = tuple(
-            each
-            for each in self.scope.dropped
-            if each.claimed_by != worker
-            or (vm and (each.event_id, each.vm) != (event_id, vm))
-            or tries not in (None, each.tries)
-        )
-        if kept != self.scope.dropped:
-            self.scope, self._is_built = replace(self.scope, dropped=kept), False
+        kept, gone = list[Impact](), list[Impact]()
+        for each in self.scope.dropped:
+            is_meant = each.claimed_by == worker and tries in (None, each.tries)
+            is_gone = is_meant and (not vm or (each.event_id, each.vm) == (event_id, vm))
+            (gone if is_gone else kept).append(each)
+        if not gone:
+            return
+        for each in gone:
+            self.note_try(each)
+        self.scope, self._is_built = replace(self.scope, dropped=tuple(kept)), False
+
+    def note_try(self, impact: Impact) -> None:
+        """A try has ended. If it was to move the VM, that may be on another host."""
+        if is_move(impact.type, impact.cause) and impact.vm in self.vms:
+            self.forget_tries(impact.vm)  # so that the last try is the last one
+            self.tried[impact.vm] = TriedMove(impact.vm, self.now)
+            self._is_built = False
+
+    def forget_tries(self, vm: str) -> None:
+        """It is known where the VM is."""
+        if self.tried.pop(vm, None) is not None:
+            self._is_built = False
 
     def end_if_over(self, event_id: str) -> None:
         for impact in reversed(self.impacts.values()):  # the last claimed is usually the last
@@ -256,6 +274,7 @@ class Draft:
         """The VM is no longer in this scope."""
         del self.vms[vm.name]
         self._is_built = False
+        self.forget_tries(vm.name)
         self.changes.append(Change(what=ChangeKind.LEFT, vm=vm.name, host=vm.host))
         reason = f"{vm.name} has left"
         self.release_vm(vm.name, reason, lambda event: True)

@@ -7,12 +7,13 @@ decide differently for new scopes and must not change stored ones: such a field 
 version and is rejected (`forbid_unknown_fields`): writing it back would lose that field.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
-from forewarn.core.event import Ended, Event, EventType, Impact
+from forewarn.core.event import Ended, Event, EventType, Impact, Time
 from forewarn.core.timing import NOTICE
 
 
@@ -157,10 +158,21 @@ class Vm(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
     is_address_taken: bool = False
 
 
+class TriedMove(NamedTuple):
+    """The last try to move a VM has ended at this time, and it is not known where the VM is.
+
+    It may have been started on another host until then.
+    """
+
+    vm: str
+    at: Time
+
+
 class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A delivery group: all its VMs see one document. Events are in order of creation.
 
-    `dropped` are impacts that ended while a worker held them: see `machine.py`.
+    `dropped` are impacts that ended while a worker held them: see `machine.py`. `tried_moves` are
+    at most one for each VM, until a move succeeds or the VM leaves.
     `is_reported`: a host's report has created it, and no fleet has changed it since. Such a scope
     goes with its last VM.
     """
@@ -173,9 +185,10 @@ class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     impacts: tuple[Impact, ...] = ()
     ended: tuple[Ended, ...] = ()
     incarnation: int = 1
-    seen_at: datetime | None = None
+    seen_at: Time | None = None
     is_reported: bool = False
     dropped: tuple[Impact, ...] = ()
+    tried_moves: tuple[TriedMove, ...] = ()
 
     def vm(self, name: str) -> Vm | None:
         return next((vm for vm in self.vms if vm.name == name), None)

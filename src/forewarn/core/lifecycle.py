@@ -24,7 +24,16 @@ from forewarn.core.command import (
     Tick,
 )
 from forewarn.core.draft import Draft
-from forewarn.core.event import Cause, EndReason, Event, EventType, Impact, ImpactState, Status
+from forewarn.core.event import (
+    Cause,
+    EndReason,
+    Event,
+    EventType,
+    Impact,
+    ImpactState,
+    Status,
+    is_move,
+)
 from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
 from forewarn.errors import EventEnded, Forbidden, UnknownEvent, WrongStatus
@@ -164,6 +173,8 @@ def claim(draft: Draft, command: Claim) -> None:
     if impact.lost >= TRIES_MAX:
         draft.fail(impact, f"abandoned after {impact.lost} claims that never finished")
         return
+    if impact.state is ImpactState.CLAIMED:  # it was released: its host was lost, or its server
+        draft.note_try(impact)
     draft.put_impact(
         replace(
             impact,
@@ -202,7 +213,10 @@ def finish(draft: Draft, command: Finish) -> None:
         is_over = command.is_back or not must_come_back(draft, impact)
         end = draft.finish if is_over else draft.boot
         end(impact, command.host, command.detail)
+        if is_move(impact.type, impact.cause):
+            draft.forget_tries(impact.vm)
         return
+    draft.note_try(impact)
     impact = replace(
         impact, failures=impact.failures + 1, first_failed_at=impact.first_failed_at or draft.now
     )

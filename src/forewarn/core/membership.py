@@ -69,6 +69,7 @@ def update_members(draft: Draft, command: UpdateMembers) -> None:
         is_done = is_move(impact.type, impact.cause) and not impact.is_over
         if is_done and impact.vm in command.found - held:
             draft.finish(impact, command.host, f"found running on {command.host}")
+            draft.forget_tries(impact.vm)
 
 
 def set_power(draft: Draft, command: SetPower) -> None:

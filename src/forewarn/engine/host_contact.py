@@ -225,6 +225,21 @@ class HostContacts:
             return max(record.since, loss.since)
         return _last_contact(record, loss)
 
+    def find_absence(self, record: ManagedHost, request: WorkRequest) -> datetime | None:
+        """Since when a host may have been away whose daemon returns with this request; None if it
+        was not.
+
+        The same session counts itself for how long it had no server. Otherwise the host may be away
+        since the last time that it certainly was in contact: long, if no server was there to notice
+        when its own one was lost.
+        """
+        if record.away_since is not None:
+            return record.away_since
+        if request.session == record.session and request.no_server_seconds is not None:
+            now = self._engine.decision_time()
+            return now - timedelta(seconds=request.no_server_seconds)
+        return self._away_since(record, request.session)
+
     def note_request(self, host: str) -> None:
         """The daemon of a host that this server serves has sent a request.
 

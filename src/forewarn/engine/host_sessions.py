@@ -24,6 +24,7 @@ from forewarn.core.change import Change, ChangeKind
 from forewarn.engine.engine import CLOCK_SKEW_SECONDS_MAX, Engine
 from forewarn.engine.host_contact import HostContacts
 from forewarn.engine.host_session import DaemonSession, refuse_late, unreachable
+from forewarn.engine.isolation import isolated
 from forewarn.engine.machine_binding import SILENT, bind, cloned, find_refusal
 from forewarn.engine.managed_hosts import (
     HOST_KEY,
@@ -39,6 +40,7 @@ from forewarn.log import log
 from forewarn.platform.remote import WorkRequest
 from forewarn.store.base import Lease
 
+TIME = "%Y-%m-%dT%H:%M:%SZ"
 TICK = timedelta(seconds=1)
 MERGE_AFTER = timedelta(seconds=5 + CLOCK_SKEW_SECONDS_MAX)
 """A daemon that replaces one in contact may be the clone of its machine, with other VMs. The other
@@ -197,7 +199,12 @@ class HostSessions:
         new = replace(new, server=server, problem=request.problem, unserved=unserved)
         new = note_unreported(old, new, lost)
         had_contact = is_elsewhere or old.server == server
-        return hold_reports(old, new, transaction.now, had_contact=had_contact)
+        absent_since = None if had_contact else self._contacts.find_absence(old, request)
+        if known is None or was_absent(absent_since, transaction.now):
+            vms = {id: vm.after_absence(transaction.now) for id, vm in old.vms.items()}
+            new = replace(new, vms=vms)
+        was_left = known is None and bool(old.machine)
+        return hold_reports(old, new, transaction.now, had_contact=had_contact, was_left=was_left)
 
     def _find_contact(self, record: ManagedHost) -> tuple[datetime | None, "Lost"]:
         """When the daemon of a host last asked this server, None if it asks another one; and what
@@ -228,17 +235,21 @@ class HostSessions:
             await self._connected.wait()
             await clock.sleep_until(clock.now() + TICK)
             for host, session in list(self._sessions.items()):
-                try:
-                    if self._is_silent(host, session):
-                        is_silent = functools.partial(self._is_silent, host, session)
-                        await self.end(host, session.latest, is_silent)
-                        if is_silent():  # else it has sent something meanwhile
-                            self._drop(host)
-                except Error as error:  # the other hosts come first
-                    problem = error.message
-                    self._engine.throttled_log.warn("host not updated", host=host, problem=problem)
-                except Exception:  # a bug with this one host must not stop the others
-                    log.exception("bug while looking at a host", host=host)
+                with isolated(self._engine.throttled_log, "bug while looking at a host", host=host):
+                    await self._end_if_silent(host, session)
+
+    async def _end_if_silent(self, host: str, session: DaemonSession) -> None:
+        if not self._is_silent(host, session):
+            return
+        is_silent = functools.partial(self._is_silent, host, session)
+        try:
+            await self.end(host, session.latest, is_silent)
+        except Error as error:  # the other hosts come first
+            problem = error.message
+            self._engine.throttled_log.warn("host not updated", host=host, problem=problem)
+            return
+        if is_silent():  # else it has sent something meanwhile
+            self._drop(host)
 
     def _is_silent(self, host: str, session: DaemonSession) -> bool:
         is_processed = (host, session.latest.session) in self._processing
@@ -317,7 +328,10 @@ def describe_change(old: ManagedHost, new: ManagedHost) -> list[str]:
         text = f"{len(new.rivals)} machines with the same id run the daemon of {host}"
         return [] if old.rivals else [text]
     if (old.server, old.session) != (new.server, new.session):
-        return [f"daemon of {host} {'connected' if new.server else 'unreachable'}"]
+        if new.server:
+            return [f"daemon of {host} connected"]
+        text = f"daemon of {host} unreachable"
+        return [f"{text}: no contact since {new.away_since:{TIME}}" if new.away_since else text]
     if bool(old.problem) != bool(new.problem):
         state = f"cannot act: {new.problem}" if new.problem else "can act again"
         return [f"daemon of {host} {state}"]
@@ -333,16 +347,21 @@ def describe_bridges(old: ManagedHost, new: ManagedHost) -> Iterator[str]:
         yield f"bridge {bridge} of {new.host} {state}"
 
 
+def was_absent(since: datetime | None, now: datetime) -> bool:
+    """Whether the daemon of a host was away for so long that operators could know it."""
+    return since is not None and now - since >= SILENT
+
+
 def hold_reports(
-    old: ManagedHost, new: ManagedHost, now: datetime, *, had_contact: bool
+    old: ManagedHost, new: ManagedHost, now: datetime, *, had_contact: bool, was_left: bool
 ) -> ManagedHost:
     """The new record, which says from when on a list of VMs counts.
 
     A session that has replaced one in contact may be that of a clone; if the server of that one was
-    lost, it looks for another. A list from before its host was back may lack what was moved there
-    since.
+    lost, it looks for another. So may one of a host that was left running: both may have been
+    refused before. A list from before its host was back may lack what was moved there since.
     """
-    if old.server and new.session != old.session:
+    if was_left or (old.server and new.session != old.session):
         new = replace(new, merge_at=now + MERGE_AFTER)
     if not had_contact and new.unreported_since is not None:
         return replace(new, unreported_since=max(new.unreported_since, now - SILENT))

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from forewarn.core.event import Gap, Impact, ImpactState, is_move
-from forewarn.core.fleet import Vm
+from forewarn.core.event import Gap, Impact, ImpactState, Time, is_move
+from forewarn.core.fleet import Scope, Vm
 from forewarn.engine.engine import Engine
 from forewarn.engine.lease import lease_key
 from forewarn.engine.record import RecordCodec
@@ -26,8 +26,8 @@ HOST_KEY = "hostd/{}/"
 class HostedVm(NamedTuple):
     """A VM as its host has reported it.
 
-    One that is off was running there until `running_at`. Since `double_since`, another host reports
-    it as running, too; `is_double` says that a later report has confirmed it.
+    One that is off may have run, here or elsewhere, until `running_at`. Since `double_since`,
+    another host reports it as running, too; `is_double` says that a later report has confirmed it.
     `is_claim`: another host has it, and the token of this one does not cover its scope.
     `unmovable` is why it cannot run on another host.
     """
@@ -36,8 +36,8 @@ class HostedVm(NamedTuple):
     is_running: bool
     is_claim: bool = False
     unmovable: str = ""
-    running_at: datetime | None = None
-    double_since: datetime | None = None
+    running_at: Time | None = None
+    double_since: Time | None = None
     is_double: bool = False
 
     def after(self, old: "HostedVm | None", now: datetime) -> "HostedVm":
@@ -45,6 +45,11 @@ class HostedVm(NamedTuple):
         if self.is_running or old is None:
             return self
         return self._replace(running_at=now if old.is_running else old.running_at)
+
+    def after_absence(self, now: datetime) -> "HostedVm":
+        """What is known when its host is back: an operator may have started it elsewhere since."""
+        is_seen = not self.is_running and self.running_at is not None
+        return self._replace(running_at=now) if is_seen else self
 
 
 class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -68,24 +73,24 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     host: str
     session: str
     server: str
-    since: datetime
+    since: Time
     memory_bytes: int = 0
     vms: dict[str, HostedVm] = {}
     number: int = 0
     machine: str = ""
     replaced: tuple[str, ...] = ()
     late: dict[str, int] = {}
-    rivals: dict[str, datetime] = {}
-    merge_at: datetime | None = None
+    rivals: dict[str, Time] = {}
+    merge_at: Time | None = None
     problem: str = ""
     unserved: tuple[UnservedBridge, ...] = ()
     not_accepted: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
-    away_since: datetime | None = None
+    away_since: Time | None = None
     gaps: tuple[Gap, ...] = ()
-    unconfirmed_since: datetime | None = None
-    unreported_since: datetime | None = None
-    reported_at: datetime | None = None
+    unconfirmed_since: Time | None = None
+    unreported_since: Time | None = None
+    reported_at: Time | None = None
 
     def free_bytes(self, but: str) -> int:
         """Its memory without that of its running VMs, but for the one with this id."""
@@ -242,15 +247,17 @@ class ManagedHosts:
         """The other hosts than this one that a VM may run on.
 
         If no host reports it as running now: those that have it, and those that have reported
-        nothing since before it was last seen running, because it may have been moved there since.
+        nothing since before it was last seen running, or a try to move it ended, because it may
+        have been moved there since.
         """
         published = self._engine.board.vms.get(name)
         vm = published.scope.vm(name) if published else None
-        if vm is None:
+        if published is None or vm is None:
             return ()
         hosts = {*self.running_on(vm.id), vm.host}
         if not self._runs_now(vm):
-            hosts |= self._hosts_with(vm.id) | self._unreported_since(self._last_run(vm.id))
+            last_run = self._last_run(published.scope, vm)
+            hosts |= self._hosts_with(vm.id) | self._unreported_since(last_run)
         return tuple(sorted(hosts - {but, ""}))
 
     def _hosts_with(self, vm_id: str) -> set[str]:
@@ -276,23 +283,27 @@ class ManagedHosts:
             if host == vm.host or not self._claims(host, vm.id)
         )
 
-    def _last_run(self, vm_id: str) -> datetime | None:
-        """When a VM that is off was last seen running; None if that is not known.
+    def _last_run(self, scope: Scope, vm: Vm) -> datetime | None:
+        """When a VM that is off was last seen running, or may have been started by a move; None if
+        that is not known.
 
         It may have run until now if the last report that says so is not current.
         """
-        records = filter(None, map(self.find, self._reported_by.get(vm_id, ())))
-        vms = [record.vms[vm_id] for record in records]
-        if any(vm.is_running for vm in vms):
+        records = filter(None, map(self.find, self._reported_by.get(vm.id, ())))
+        reported = [record.vms[vm.id] for record in records]
+        seen = [each.running_at for each in reported if each.running_at is not None]
+        if not seen or any(each.is_running for each in reported):
             return None
-        return max((vm.running_at for vm in vms if vm.running_at is not None), default=None)
+        tried = [each.at for each in scope.tried_moves if each.vm == vm.name]
+        return max(seen + tried)
 
     def _unreported_since(self, time: datetime | None) -> set[str]:
         """The hosts whose VMs are not known since before this time, or at all without one.
 
         They are or were unreachable, and no report was merged since. Contact after the last report
         proves nothing: what was started there may not be reported yet. The record of a host whose
-        server is lost says when it was connected, which is earlier.
+        server is lost says when it was connected, which is earlier. While several machines with one
+        id are refused, the last report may be that of a clone, which does not run the VMs.
         """
         hosts, records = set(self._unreported), self._engine.records
         for server, served in self._served_by.items():
@@ -301,7 +312,9 @@ class ManagedHosts:
         if time is None:
             return hosts
         known = filter(None, map(self._find_unless_fenced, hosts))
-        return {each.host for each in known if (each.reported_at or each.since) <= time}
+        return {
+            each.host for each in known if each.rivals or (each.reported_at or each.since) <= time
+        }
 
     def is_unreported(self, host: str) -> bool:
         """Whether a report of this host is wanted, because it was unreachable since its last.

@@ -113,12 +113,24 @@ class RemoteHosts:
         is_current = not record.problem and not self.managed.is_unreported(host)
         return is_current and self._sessions.serves(host)
 
+    def away_reason(self, host: str) -> str:
+        """Why nothing can be done to the VMs of a host that may run, at present; empty if something
+        can. Where a daemon was forgotten, the platform of this server acts.
+        """
+        is_left = self.managed.is_left_running(host) and self._only_simulates(host)
+        left = "its daemon was forgotten; what may run there is left running"
+        return left if is_left else self.managed.reason(host)
+
+    def _only_simulates(self, host: str) -> bool:
+        """Whether a host had a daemon, and this server would only simulate impacts there."""
+        return self.managed.is_forgotten(host) and isinstance(self.local, SimulatedPlatform)
+
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
         """Let the daemon of the VM's host carry it out; HostUnreachable if it is lost meanwhile."""
         host = self._host_of(request)
         if self.managed.find(host) is None:
             assert self.local is not None
-            if self.managed.is_forgotten(host) and isinstance(self.local, SimulatedPlatform):
+            if self._only_simulates(host):
                 raise ImpactFailed(
                     f"{host} had a daemon, and a simulation would do nothing to its VMs;"
                     f" expected a daemon, or another `platform` of the server"
@@ -421,9 +433,10 @@ class RemoteHosts:
         self._sessions.wake_all()
 
     async def run(self) -> None:
-        """Notice silent daemons and lost servers, until cancelled."""
+        """Notice silent daemons, lost servers and copies of VMs, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sessions.run())
+            group.create_task(self.duplicates.run())
             group.create_task(self.contacts.run())
 
     def _on_record(self, before: ManagedHost | None, after: ManagedHost | None) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
+from math import ceil
 from typing import Any, NamedTuple, TypeVar
 
 from forewarn.engine.board import Board, PublishedScope
@@ -30,6 +31,7 @@ from forewarn.errors import (
     Unavailable,
 )
 from forewarn.log import log
+from forewarn.platform.remote import NOTICED_SECONDS_MAX, STALE_SECONDS_MIN
 from forewarn.store.base import Lease, Record, Snapshot, Store
 
 T = TypeVar("T")
@@ -44,10 +46,6 @@ POLLS_PASS_EVERY = 200
 """How many records, hosts or list entries are handled before yielding to the event loop."""
 NO_KEY = "nothing"
 """A key that no record has: getting it gives the revision of the store."""
-NOTICED_SECONDS_MAX = 9.0
-"""A store that is lost is noticed after this time at the latest."""
-STALE_SECONDS_MIN = 3.0
-"""After this time, polls get the age of what they read. The election of a leader is shorter."""
 FOLLOW_PAUSE = timedelta(seconds=1)
 """The least time between two attempts to follow the store."""
 
@@ -398,7 +396,7 @@ class Replica:
     def age_seconds(self) -> int:
         """The age of the documents of this server, at most; 0 while the store is followed."""
         seconds = self.stale_seconds
-        return int(seconds + NOTICED_SECONDS_MAX) if seconds >= STALE_SECONDS_MIN else 0
+        return ceil(seconds + NOTICED_SECONDS_MAX) if seconds >= STALE_SECONDS_MIN else 0
 
     def _pass_revision(self, revision: int) -> None:
         """Everything up to this revision is known."""

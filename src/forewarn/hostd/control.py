@@ -6,6 +6,7 @@ something new, it abandons that request for the next one.
 
 import asyncio
 import itertools
+import math
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,7 +25,13 @@ from forewarn.hostd.upstream import Request, ServerLost, Upstream
 from forewarn.hostd.worker import ImpactRunner
 from forewarn.log import log
 from forewarn.platform.base import ImpactRequest
-from forewarn.platform.remote import UNDECODABLE, HostReport, Work, WorkRequest
+from forewarn.platform.remote import (
+    UNCONFIRMED_SECONDS_MAX,
+    UNDECODABLE,
+    HostReport,
+    Work,
+    WorkRequest,
+)
 
 OK, SERVER_ERROR, TOO_MANY_REQUESTS, REJECTED = 200, 500, 429, (401, 403)
 REPORT_EVERY_SECONDS = 1.0
@@ -199,8 +206,16 @@ class ControlLoop:
             problem=self._inventory.problem,
             unserved=self._unconfirmed.list_bridges(),
             unconfirmed_seconds=self._unconfirmed.seconds,
+            no_server_seconds=self._no_server_seconds(),
             **fields,
         )
+
+    def _no_server_seconds(self) -> int | None:
+        """How long no server has answered, rounded up; None while one does, or if none ever has."""
+        if not self._answered_by or not self._failures:
+            return None
+        seconds = asyncio.get_running_loop().time() - self._answered_at
+        return min(math.ceil(seconds), UNCONFIRMED_SECONDS_MAX)
 
     async def _call(self, request: WorkRequest) -> Work:
         """It may be repeated: that changes nothing.

@@ -20,6 +20,16 @@ UNMOVABLE_LENGTH_MAX = 200
 REFUSED_GUESTS_MAX = 100
 BRIDGES_MAX = 100
 UNCONFIRMED_SECONDS_MAX = 86_400
+NOTICED_SECONDS_MAX = 9.0
+"""A server notices after this time at the latest that it is cut off from its store."""
+STALE_SECONDS_MIN = 3.0
+"""After this time, polls get the age of what they read. The election of a leader is shorter."""
+MARKED_SECONDS_MAX = 1.0
+"""How long it takes until polls do: a server looks once a second whether they should."""
+UNMARKED_SECONDS_MAX = NOTICED_SECONDS_MAX + STALE_SECONDS_MIN + MARKED_SECONDS_MAX
+"""For so long a server that is cut off from its store answers before it marks its documents. It is
+less than a gap that counts for most events: guests can read from another server after that.
+"""
 SessionId = Annotated[
     str, Meta(min_length=1, max_length=64, description="a text of 1 to 64 characters")
 ]
@@ -130,7 +140,8 @@ class WorkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     `problem` is why the daemon cannot act on its VMs at present; empty if it can.
     `unserved` lists the bridges that are not served; impacts on their VMs still work.
     `unconfirmed_seconds` is for how long guests have asked and no metadata server has answered, or
-    could not ask.
+    could not ask. `no_server_seconds` is for how long no server had answered this session; None if
+    one has answered its last request, or if none has ever.
     """
 
     session: SessionId
@@ -145,6 +156,7 @@ class WorkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     problem: Annotated[str, Meta(max_length=PROBLEM_LENGTH_MAX)] = ""
     unserved: Annotated[list[UnservedBridge], Meta(max_length=BRIDGES_MAX)] = []
     unconfirmed_seconds: Annotated[int, Meta(ge=0, le=UNCONFIRMED_SECONDS_MAX)] = 0
+    no_server_seconds: Annotated[int, Meta(ge=0, le=UNCONFIRMED_SECONDS_MAX)] | None = None
 
 
 class Work(msgspec.Struct, frozen=True):

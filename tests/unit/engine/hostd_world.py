@@ -18,9 +18,9 @@ from forewarn.core.fleet import Scope, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock
 from forewarn.engine.entry import Entry
-from forewarn.errors import ImpactFailed
+from forewarn.errors import ImpactFailed, StoreLost
 from forewarn.lab.clock import VirtualClock
-from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.platform.base import ImpactRequest, ImpactResult, Platform
 from forewarn.server import make_workers
 from forewarn.store.base import Store, Write
 from forewarn.store.memory import MemoryStore
@@ -101,6 +101,28 @@ class SlowStore:
         return await self._store.commit(writes, *arguments, **more)
 
 
+class Path:
+    """One server's way to the store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.is_cut = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.is_cut and name in ("get", "commit", "load", "lease"):
+            return self._refuse
+        return getattr(self._store, name)
+
+    async def watch(self, after: int) -> AsyncIterator[Any]:
+        async for batch in self._store.watch(after):
+            if self.is_cut:
+                await self._refuse()
+            yield batch
+
+    async def _refuse(self, *_: object, **__: object) -> None:
+        raise StoreLost("cut off")
+
+
 class Server:
     """One server: its engine, its workers and its control API."""
 
@@ -113,8 +135,12 @@ class Server:
         make_id: Callable[[], str] | None = None,
         *,
         is_confirming: bool = False,
+        platform: Platform | None = None,
     ) -> None:
-        """`is_confirming`: it confirms what VMs can read, so that only that is notice."""
+        """`is_confirming`: it confirms what VMs can read, so that only that is notice.
+
+        `platform` is what it can do itself, instead of `local`.
+        """
         numbers = count(1)
         self.name = name
         self.service = build_service(
@@ -126,6 +152,7 @@ class Server:
         self.engine, self.operations = self.service.engine, self.service.operations
         self.hosts, self.board = self.service.hosts, self.service.engine.board
         self.local = LocalPlatform()
+        self._platform = platform or self.local
         self._is_confirming = is_confirming
         self.is_serving = True
         self._tasks: list[asyncio.Task[None]] = []
@@ -138,7 +165,7 @@ class Server:
     async def start(self) -> None:
         await self.engine.load()
         is_serving = (lambda: self.is_serving) if self._is_confirming else None
-        works = make_workers(Config(), self.service, self.local, self.name, is_serving)
+        works = make_workers(Config(), self.service, self._platform, self.name, is_serving)
         self._tasks = [asyncio.create_task(work) for work in works]
 
     async def stop(self) -> None:
@@ -247,12 +274,10 @@ class World:
 
     secret = "5e" * 32
 
-    def __init__(self, *, is_confirming: bool = False) -> None:
+    def __init__(self, *, is_confirming: bool = False, platform: Platform | None = None) -> None:
         self.store, self.clock = MemoryStore(), VirtualClock(NOON)
-        self.servers = [
-            Server(self.store, self.clock, f"server-{n}", is_confirming=is_confirming)
-            for n in (1, 2)
-        ]
+        more: dict[str, Any] = {"is_confirming": is_confirming, "platform": platform}
+        self.servers = [Server(self.store, self.clock, f"server-{n}", **more) for n in (1, 2)]
 
     async def start(self) -> None:
         for server in self.servers:
@@ -315,9 +340,14 @@ class World:
         return [entry for entry in await entries_of(self.store) if entry.what in kinds]
 
 
-def run(test: Callable[[World], Awaitable[None]], *, is_confirming: bool = False) -> None:
+def run(
+    test: Callable[[World], Awaitable[None]],
+    *,
+    is_confirming: bool = False,
+    platform: Platform | None = None,
+) -> None:
     async def main() -> None:
-        world = World(is_confirming=is_confirming)
+        world = World(is_confirming=is_confirming, platform=platform)
         async with AsyncExitStack() as stack:
             for server in world.servers:
                 await stack.enter_async_context(server.client)

@@ -695,6 +695,24 @@ def test_vm_that_never_polls_does_not_delay_its_event() -> None:
     run(test)
 
 
+def test_silent_vm_of_a_scope_that_is_polled_does_not_delay_its_event() -> None:
+    """Only the VM that polls would have read its event."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", web("a", 0))
+        second = await world.daemon("host-b", web("b", 1))
+        world.servers[0].board.polled["a"] = world.clock.now().timestamp()
+        await world.poll("web")
+        for host in ("host-a", "host-b"):
+            await world.servers[0].operations.maintain(host, type=REBOOT, by="ann")
+        await world.pass_time(MINUTE, first, second)
+        await world.pass_time(15 * MINUTE)
+        started = {event.resources: event.status.value for event in shown(world, "a").events}
+        assert started == {("a",): "Scheduled", ("b",): "Started"}
+
+    run(test)
+
+
 def test_host_that_is_away_does_not_stop_the_maintenance_of_others() -> None:
     """An event that cannot be read holds no other update domain."""
 

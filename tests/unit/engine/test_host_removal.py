@@ -2,6 +2,7 @@
 
 import pytest
 
+from forewarn.engine.host_sessions import MERGE_AFTER
 from tests.unit.engine.hostd_world import SECOND, Daemon, World, reported, run, vm_id
 from tests.unit.engine.test_duplicates import forget, hosts_of, report_for, two_copies
 
@@ -53,6 +54,26 @@ def test_vm_that_may_run_on_a_host_that_was_left_running_is_not_started(
     run(test)
 
 
+def test_clone_of_a_host_that_was_left_running_does_not_say_what_runs_there() -> None:
+    """Its daemon connects first: the one that may run web-0 looks for a server, as when both were
+    refused before the host was forgotten.
+    """
+
+    async def test(world: World) -> None:
+        first, second = await hold(world)
+        assert (await forget(world, "host-b", STILL_RUNNING)).status_code == 200
+        clone = Daemon(world, "host-b", "clone")
+        await clone.report()
+        assert await impacts_of(world, first) == []
+        await world.pass_time(5 * SECOND, first, clone)
+        await second.send(number=8)
+        assert (await clone.send(number=9)).status_code == 409
+        assert (await clone.send(number=10)).status_code == 409
+        assert await impacts_of(world, first) == []
+
+    run(test)
+
+
 def test_vm_is_started_when_a_host_that_was_left_running_reports_again() -> None:
     """Not when its daemon connects: only a report says what runs there."""
 
@@ -62,6 +83,7 @@ def test_vm_is_started_when_a_host_that_was_left_running_reports_again() -> None
         await world.pass_time(60 * SECOND, first)
         second = Daemon(world, "host-b", "s2")
         await second.work()
+        await world.pass_time(MERGE_AFTER, first, second)
         assert await impacts_of(world, first) == []
         await second.report()
         assert len(await impacts_of(world, first)) == 1
@@ -85,6 +107,8 @@ def test_vm_with_a_copy_on_a_host_that_was_left_running_is_not_started() -> None
         assert world.servers[0].hosts.managed.may_run_on("web-0", but="host-a") == ("host-b",)
 
         second.session = "s2"
+        await second.work()
+        await world.pass_time(MERGE_AFTER, first, second)
         await second.report()
         assert len(await impacts_of(world, first)) == 1
 
@@ -256,7 +280,9 @@ def test_host_that_was_left_running_stays_with_its_machine(
                 "host-b belongs to another machine; expected the daemon of that machine, or"
                 " `forewarn host forget host-b --fenced` when that machine is off"
             )
-            await world.daemon("host-b", reported("db-0"), session="s3")
+            again = await world.daemon("host-b", session="s3")
+            await world.pass_time(MERGE_AFTER, again)
+            await again.report(reported("db-0"))
             assert world.servers[0].vm("db-0").power == "running"
 
     run(test)
@@ -277,7 +303,9 @@ def test_list_of_vms_from_before_a_host_is_back_does_not_count(*, is_forgotten: 
         await first.report(reported("web-0"))
         await first.report(OFF)
         await world.restart("web-0")
-        old = {"memory_bytes": 1, "vms": [], "age_seconds": 70}
+        await again.work()
+        await world.pass_time(MERGE_AFTER, first, again)
+        old = {"memory_bytes": 1, "vms": [], "age_seconds": 80}
         assert not (await again.work(inventory=old))["is_merged"]
         assert await impacts_of(world, first) == []
         await again.report()
@@ -316,6 +344,7 @@ def test_daemon_that_returns_to_a_host_that_was_left_running_keeps_its_vms() -> 
         again = Daemon(world, "host-b", "s2")
         await again.work()
         await world.settle()
+        await world.pass_time(MERGE_AFTER, again)
         assert world.servers[0].hosts.managed.running_on(vm_id("db-0")) == ["host-b"]
         await again.report(reported("db-0"))
         assert world.servers[0].vm("db-0").power == "running"

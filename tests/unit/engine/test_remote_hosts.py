@@ -248,7 +248,7 @@ def test_impacts_of_an_unreachable_host_wait_and_then_run() -> None:
         details = [e.detail for e in await world.history("updated") if e.host == "host-a"]
         assert details == [
             "daemon of host-a connected",
-            "daemon of host-a unreachable",
+            "daemon of host-a unreachable: no contact since 2030-01-31T12:00:00Z",
             "daemon of host-a connected",
         ]
 

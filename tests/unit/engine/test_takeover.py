@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from forewarn.config import Config
 from forewarn.core.event import ImpactState
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
@@ -15,16 +16,16 @@ from forewarn.engine.lease import takeover_delay
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
 from forewarn.lab.clock import VirtualClock
-from forewarn.platform.base import ImpactRequest, ImpactResult
-from forewarn.platform.threads import CallThreads
+from forewarn.platform.base import COMMAND_GRACE_SECONDS, ImpactRequest, ImpactResult
+from forewarn.platform.threads import LAST_CALL_SECONDS, CallThreads
 from forewarn.store.base import HELD_SHARE, Lease
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, SECOND, guid
 from tests.unit.engine.test_follow import TTL_SECONDS, DistantStore
 from tests.unit.engine.test_lease import fail_host
 
-EXEC_SECONDS = 5.0
-LIBVIRT_SECONDS = 30.0
+EXEC_SECONDS = COMMAND_GRACE_SECONDS
+LIBVIRT_SECONDS = Config().libvirt_call_seconds_max + LAST_CALL_SECONDS
 
 
 class PunctualStore(DistantStore):

@@ -1,7 +1,11 @@
 """Hosts whose daemon is connected, and whose VMs are not known yet: nothing acts on them."""
 
+from datetime import timedelta
+
+import pytest
+
 from forewarn.engine.host_sessions import MERGE_AFTER
-from tests.unit.engine.hostd_world import SECOND, Daemon, World, reported, run
+from tests.unit.engine.hostd_world import SECOND, Daemon, Server, World, reported, run
 
 OFF = reported("web-0", power="stopped")
 
@@ -192,5 +196,230 @@ def test_clone_of_a_machine_gets_no_impact_of_the_other_one() -> None:
         for daemon in (first, clone):
             assert (await daemon.send(number=10)).status_code == 409, "none of them is served"
         assert "web-0" in world.servers[1].board.vms
+
+    run(test)
+
+
+def test_vm_of_a_host_that_was_away_may_have_been_started_elsewhere() -> None:
+    """While host-a was away, an operator has started web-0 on host-b, which was lost before it
+    could report that.
+    """
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b")
+        await first.report(OFF)
+        await world.pass_time(2 * SECOND, first, second)
+        await second.report()
+        await world.pass_time(20 * SECOND, second)
+        await world.pass_time(20 * SECOND)
+        await first.report(OFF)
+        event_id = await world.restart("web-0")
+        assert (await first.work())["impacts"] == []
+        assert (await waits_for(world, event_id)).startswith("other hosts: it may run on host-b")
+
+        await second.report(reported("web-0"))
+        assert (await second.take())["event_id"] == event_id
+
+    run(test)
+
+
+def test_vm_may_run_on_a_host_whose_last_report_may_be_that_of_a_clone() -> None:
+    """The clone does not run web-0, which was started on host-b by hand. Both are refused now."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b")
+        await first.report(OFF)
+        await world.pass_time(2 * SECOND, first, second)
+        await second.report()
+        clone = Daemon(world, "host-b", "s2")
+        await clone.work(number=1)
+        for number in (8, 9):
+            assert (await second.send(number=number)).status_code == 409
+        assert (await clone.send(number=9)).status_code == 409, "none of them is served"
+        event_id = await world.restart("web-0")
+        assert (await first.work())["impacts"] == []
+        assert (await waits_for(world, event_id)).startswith("other hosts: it may run on host-b")
+
+    run(test)
+
+
+def test_vm_of_a_host_whose_daemon_restarted_waits_for_no_host_that_was_lost_before() -> None:
+    """No VM is started elsewhere within seconds. A dead host would keep all VMs off."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b")
+        await first.report(OFF)
+        await world.pass_time(2 * SECOND, first, second)
+        await second.report()
+        await world.pass_time(20 * SECOND, first)
+        await first.work(is_leaving=True)
+        await world.pass_time(5 * SECOND)
+        new = await world.daemon("host-a", OFF, session="s2")
+        await world.restart("web-0")
+        assert (await new.take())["may_run_on"] == []
+
+    run(test)
+
+
+async def restart_servers(world: World, duration: timedelta) -> None:
+    """Stop all servers, which notice no loss of each other, and start new ones."""
+    old, world.servers = world.servers, []
+    for server in old:
+        await server.stop()
+    await world.clock.advance(duration)
+    world.servers = [Server(world.store, world.clock, f"server-{number}") for number in (3, 4)]
+    for server in world.servers:
+        await server.start()
+    await world.settle()
+
+
+async def lose_servers(
+    world: World, duration: timedelta, *, connected_for: timedelta = 5 * SECOND
+) -> Daemon:
+    """The daemon of host-a, on which web-0 is off, before it returns to servers that were restarted
+    meanwhile. host-b does not return.
+    """
+    first = await world.daemon("host-a", reported("web-0"))
+    await first.report(OFF)
+    await world.pass_time(5 * SECOND, first)
+    second = await world.daemon("host-b")
+    await world.pass_time(2 * SECOND, first, second)
+    await second.report()
+    await world.pass_time(connected_for, first, second)
+    await restart_servers(world, duration)
+    first.server = world.servers[0]
+    return first
+
+
+async def report_again(world: World, daemon: Daemon) -> None:
+    await world.pass_time(MERGE_AFTER, daemon)
+    await daemon.report(OFF)
+    await world.pass_time(3 * SECOND, daemon)
+
+
+@pytest.mark.parametrize("no_server_seconds", [None, 3603])
+def test_vm_of_a_host_that_had_no_server_may_have_been_started_elsewhere(
+    no_server_seconds: int | None,
+) -> None:
+    """No server was there to note since when. A daemon of an earlier version does not say it."""
+
+    async def test(world: World) -> None:
+        first = await lose_servers(world, timedelta(hours=1))
+        await world.pass_time(3 * SECOND)
+        await first.work(no_server_seconds=no_server_seconds)
+        await report_again(world, first)
+        event_id = await world.restart("web-0")
+        assert (await first.work())["impacts"] == []
+        assert (await waits_for(world, event_id)).startswith("other hosts: it may run on host-b")
+
+    run(test)
+
+
+def test_vm_of_a_host_whose_daemon_restarted_without_a_server_may_run_elsewhere() -> None:
+    """The new session does not know for how long the last one had no server."""
+
+    async def test(world: World) -> None:
+        first = await lose_servers(world, timedelta(hours=1))
+        first.session = "s2"
+        await first.work()
+        await report_again(world, first)
+        await world.restart("web-0")
+        assert (await first.work())["impacts"] == []
+
+    run(test)
+
+
+def test_vm_of_a_host_waits_for_no_lost_host_after_a_short_restart_of_all_servers() -> None:
+    """The daemon says for how long it had none: the new servers do not know when they were lost."""
+
+    async def test(world: World) -> None:
+        first = await lose_servers(world, 10 * SECOND, connected_for=timedelta(minutes=10))
+        await first.work(no_server_seconds=12)
+        await report_again(world, first)
+        await world.restart("web-0")
+        assert (await first.take())["may_run_on"] == []
+
+    run(test)
+
+
+async def begin_move(world: World) -> tuple[Daemon, Daemon]:
+    """host-a has stopped web-0 for a move, and host-b has reported since that it does not have it.
+
+    Then host-a has let host-b start it, perhaps, and host-b was lost.
+    """
+    first = await world.daemon("host-a", reported("web-0"))
+    second = await world.daemon("host-b")
+    await world.poll("web-0")
+    operations = world.servers[0].operations
+    placed = await operations.redeploy("web-0", by="ann")
+    assert placed is not None
+    await operations.approve(placed.event.id, by="ann")
+    await world.settle()
+    await first.take()
+    await first.report(OFF)
+    await world.pass_time(2 * SECOND, first, second)
+    await second.report()
+    await world.pass_time(20 * SECOND, first)
+    assert world.servers[0].is_unreachable("host-b")
+    return first, second
+
+
+def test_target_of_a_failed_move_may_run_the_vm() -> None:
+    """It was off when host-b reported last, and is still off on host-a."""
+
+    async def test(world: World) -> None:
+        first, second = await begin_move(world)
+        (event_id,) = (each["event_id"] for each in first.running)
+        (impact,) = world.servers[0].scope("web-0").impacts
+        moved = {"event_id": event_id, "tries": impact.tries, "vm": {"name": "web-0"}}
+        await first.finish(moved, problem="host-b did not answer")
+        await world.pass_time(10 * SECOND, first)
+        assert (await first.work())["impacts"] == []
+        assert (await waits_for(world, event_id)).startswith("other hosts: it may run on host-b")
+
+        await second.report()
+        assert (await first.take())["may_run_on"] == []
+
+    run(test)
+
+
+def test_target_of_a_move_that_was_ended_may_run_the_vm() -> None:
+    """Its event is gone. The next one must not start the VM on host-a either."""
+
+    async def test(world: World) -> None:
+        first, _ = await begin_move(world)
+        (event_id,) = (each["event_id"] for each in first.running)
+        operations = world.servers[0].operations
+        await operations.complete(event_id, by="ann")
+        await world.settle()
+        first.running = []
+        placed = await operations.restart("web-0", by="ann")
+        assert placed is not None
+        await operations.approve(placed.event.id, by="ann")
+        await world.settle()
+        assert (await first.work())["impacts"] == []
+        assert (await waits_for(world, placed.event.id)).startswith(
+            "other hosts: it may run on host-b"
+        )
+
+    run(test)
+
+
+def test_target_of_a_move_that_succeeded_is_known() -> None:
+    """No other host may run the VM then."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b")
+        await world.servers[0].operations.redeploy("web-0", by="ann")
+        await world.settle()
+        impact = await first.take()
+        await first.finish(impact, problem="host-b did not answer")
+        await world.pass_time(10 * SECOND, first, second)
+        await first.finish(await first.take(), host="host-b")
+        assert world.servers[0].scope("web-0").tried_moves == ()
 
     run(test)

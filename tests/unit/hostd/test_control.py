@@ -113,6 +113,21 @@ async def test_refused_guests_reach_the_server() -> None:
 
 
 @in_loop
+async def test_first_request_after_a_lost_server_says_for_how_long_there_was_none() -> None:
+    """A server that has just started cannot know it."""
+    async with fake_server() as server:
+        daemon = Daemon(server)
+        async with running(daemon):
+            await until(lambda: server.polls)
+            assert "no_server_seconds" not in server.latest
+            server.refusal, polls = (503, {"error": "unavailable", "message": "no"}), server.polls
+            await until(lambda: daemon.control._failures)
+            server.refusal = None
+            await until(lambda: server.polls > polls)
+            assert server.latest["no_server_seconds"] == 1
+
+
+@in_loop
 async def test_server_gets_how_long_guests_had_no_answer_and_when_that_ends() -> None:
     async with fake_server() as server:
         daemon = Daemon(server)

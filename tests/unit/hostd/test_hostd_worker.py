@@ -17,7 +17,7 @@ from forewarn.errors import ImpactFailed
 from forewarn.hostd.control import ReceivedImpact, ReceivedVm
 from forewarn.hostd.moves import Moves
 from forewarn.hostd.worker import RECOVER_AGAIN_SECONDS, ImpactRunner
-from forewarn.platform.base import ImpactRequest, ImpactResult
+from forewarn.platform.base import COMMAND_GRACE_SECONDS, ImpactRequest, ImpactResult
 from forewarn.platform.remote import RunningImpact, Work, WorkRequest
 from forewarn.web.control.routes.hostd import BODY_BYTES_MAX
 from tests.builders import guid
@@ -471,6 +471,37 @@ def test_server_decides_again_before_each_try_whether_a_vm_may_be_started() -> N
             await asyncio.sleep(RECOVER_AGAIN_SECONDS + 1)
         assert [may_start for *_, may_start in platform.recovered] == [False, True]
         assert runner.running() == []
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as loop:
+        loop.run(story())
+
+
+class SlowCommand:
+    """Takes the whole grace period to end."""
+
+    has_ended = False
+
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(COMMAND_GRACE_SECONDS)
+            self.has_ended = True
+        return ImpactResult()
+
+
+def test_daemon_that_stops_waits_for_longer_than_a_command_takes() -> None:
+    """A command that it does not wait for acts on the VM without it."""
+
+    async def story() -> None:
+        command = SlowCommand()
+        runner = ImpactRunner(command, 1, InstantClock())
+        vm = Vm(name="web-0", id=guid(5).lower(), host="host-a")
+        reboot = ImpactRequest(guid(1), "web", vm, EventType.REBOOT, Cause.RESTART, 1)
+        runner.apply(Work((reboot,)))
+        await asyncio.sleep(1)
+        await runner.stop()
+        assert command.has_ended
 
     with asyncio.Runner(loop_factory=JumpingLoop) as loop:
         loop.run(story())

@@ -195,6 +195,31 @@ class Domain:
         state, _ = await self.state()
         return state in OFF
 
+    async def is_migrating(self) -> bool:
+        """Whether a migration takes it away, or brings it: that may still succeed.
+
+        Only the host that it leaves has statistics of the job.
+        """
+
+        def work(handle: Any) -> bool:
+            try:
+                job = handle.jobStats()
+            except libvirt.libvirtError as error:
+                number = error.get_error_code()
+                if number == libvirt.VIR_ERR_OPERATION_INVALID:
+                    return bool(handle.isActive())
+                if number in (libvirt.VIR_ERR_NO_DOMAIN, *UNSUPPORTED):
+                    return False
+                raise
+            is_running = job["type"] in (
+                libvirt.VIR_DOMAIN_JOB_BOUNDED,
+                libvirt.VIR_DOMAIN_JOB_UNBOUNDED,
+            )
+            migration = libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT
+            return is_running and job.get(libvirt.VIR_DOMAIN_JOB_OPERATION, migration) == migration
+
+        return await self.do(work)
+
     async def undefine(self, nvram: int, *, only_if_off: bool = False) -> None:
         """Undefine it with its saved state. A domain that is already gone is not an error.
 

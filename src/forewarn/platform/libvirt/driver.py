@@ -5,6 +5,9 @@ continues: a marker in the domain's metadata records what an earlier try began. 
 `grace` to shut down or reboot by itself before it is forced. Steps are short calls with waits in
 between, so no thread is blocked while a guest takes its time.
 
+A migration outlives the call that began it, if libvirt does not abort it on request: until it has
+ended, nothing acts on the VM.
+
 A VM that is off on its host is acted on only if the target in its marker, and each host that
 reports it running, answer: it may run there. Moves are in `mover.py`.
 """
@@ -67,6 +70,7 @@ class LibvirtPlatform:
                 return ImpactResult(detail=f"{problem}: nothing to do")
             raise ImpactFailed(problem, vm=request.vm.name)
         domain = found[0]
+        await _refuse_migrating(domain)
         await self._resume_left(request, domain)
         if request.moves:
             return await self.mover.move(request, domain)
@@ -119,6 +123,7 @@ class LibvirtPlatform:
             begun = await domain.do(marker.read)
             is_ours = begun.event == event_id and begun.host in ("", host)
             if domain.host == host and is_ours:
+                await _refuse_migrating(domain)
                 state = await domain.state()
                 if state == SUSPENDED_BY_USER:
                     await domain.do(marker.resume)
@@ -248,3 +253,9 @@ class LibvirtPlatform:
         how = await self.power.stop(domain)
         await domain.undefine(libvirt.VIR_DOMAIN_UNDEFINE_NVRAM)
         return f"{how}, undefined"
+
+
+async def _refuse_migrating(domain: Domain) -> None:
+    """ImpactFailed while a migration holds the VM, of an earlier try or of an operator."""
+    if await domain.is_migrating():
+        raise ImpactFailed(f"a migration is in progress on {domain.host}", host=domain.host)

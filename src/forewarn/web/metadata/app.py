@@ -30,6 +30,7 @@ from forewarn.engine.board import PublishedScope, wait_for_change
 from forewarn.engine.engine import Engine
 from forewarn.errors import Error, Forbidden, Invalid, NotFound
 from forewarn.log import log
+from forewarn.platform.remote import STALE_SECONDS_MIN
 from forewarn.web.http.message import (
     BLANK_LINE,
     CONTENT_TYPE,
@@ -63,9 +64,6 @@ from forewarn.web.metadata.client_identity import (
 from forewarn.web.metadata.fast_path import age, document_headers, etag, render
 from forewarn.web.metadata.request import BodyError, MetadataRequest
 from forewarn.wire import approval, document, instance
-
-RELAYED_WAIT_SECONDS = 5.0
-"""How often a long poll that a host daemon has passed on looks whether the store is lost."""
 
 
 class Reply(NamedTuple):
@@ -251,7 +249,8 @@ class Metadata:
             if HOST in request.headers:
                 if self._engine.age_seconds:  # its daemon can ask another server
                     break
-                left = min(left, RELAYED_WAIT_SECONDS)
+                # A store that is lost after this is noticed in time, too: that takes as long.
+                left = min(left, STALE_SECONDS_MIN - self._engine.stale_seconds)
             disconnect = partial(wait_for_disconnect, receive)
             if not await wait_for_change(place, incarnation, left, disconnect):
                 raise ClientGone("the client has disconnected")

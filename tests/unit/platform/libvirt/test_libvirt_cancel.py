@@ -7,6 +7,7 @@ one, would act on the VM at the same time.
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import pytest
 
 from forewarn.core.event import EventType
 from forewarn.errors import ImpactFailed
-from forewarn.platform.base import ImpactRequest
+from forewarn.platform.base import ImpactRequest, SlowToStop
+from forewarn.platform.libvirt.marker import mark_move
+from forewarn.platform.threads import LAST_CALL_SECONDS
 from tests.builders import guid
 from tests.unit.platform.libvirt.libvirt_world import (
     DRAIN,
@@ -27,10 +30,12 @@ from tests.unit.platform.libvirt.libvirt_world import (
     LibvirtWorld,
     order,
     refusal,
+    refuse,
 )
 
 REBOOT, PREEMPT = order(EventType.REBOOT), order(EventType.PREEMPT)
 WAIT_SECONDS_MAX = 30
+CALL_SECONDS_MAX = 30.0
 THREADS_MAX = 4
 """How many calls to a host run at a time."""
 
@@ -126,6 +131,112 @@ def test_canceled_migration_is_aborted_and_ends_then(world: LibvirtWorld) -> Non
     assert world.state() == RUNNING
 
 
+class Migration(SlowVerb):
+    """A live migration that goes on, whatever libvirt is asked for, until it may end."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda handle: handle)
+
+    def host(self, connection: Any) -> Host:
+        return Host(
+            connection, migrate3=self, abortJob=lambda handle: None, jobStats=self._describe
+        )
+
+    def _describe(self, handle: Any) -> dict[str, int]:
+        if not self.asked.is_set() or self.has_ended:
+            return {"type": libvirt.VIR_DOMAIN_JOB_NONE}
+        operation = libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT
+        return {"type": libvirt.VIR_DOMAIN_JOB_UNBOUNDED, "operation": operation}
+
+
+IN_PROGRESS = "a migration is in progress on host-a"
+ACTIONS = {"setMetadata", "suspend", "resume", "reboot", "reset", "shutdown", "destroy", "migrate3"}
+"""What a try does to a VM that runs."""
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        LIVE_MIGRATION,
+        DRAIN,
+        REBOOT,
+        PREEMPT,
+        order(EventType.FREEZE),
+        order(EventType.TERMINATE),
+    ],
+    ids=["live migration", "redeploy", "reboot", "preempt", "freeze", "terminate"],
+)
+def test_nothing_acts_on_a_vm_whose_migration_was_canceled_and_goes_on(
+    world: LibvirtWorld, what: ImpactRequest
+) -> None:
+    """Its target may be dead. The next try, of any server, begins after the time to stop."""
+
+    async def test() -> None:
+        migration = Migration()
+        host = migration.host(world.on("host-a"))
+        call = start(world, host, LIVE_MIGRATION)
+        await cancel(call, migration)
+        call.cancel()  # as the limit does
+        await asyncio.wait((call,))
+        assert call.cancelled()
+
+        other = migration.host(world.on("host-a"))
+        with pytest.raises(ImpactFailed, match=IN_PROGRESS) as failed:
+            await start(world, other, what)
+        assert not failed.value.facts.get("is_final")
+        assert not ACTIONS & {*other.calls}
+
+        migration.go.set()
+        while not migration.has_ended:
+            await asyncio.sleep(0)
+        with suppress(ImpactFailed):  # this one does not go anywhere
+            await start(world, other, what)
+        assert ACTIONS & {*other.calls}
+
+    asyncio.run(asyncio.wait_for(test(), WAIT_SECONDS_MAX))
+
+
+@pytest.mark.parametrize("number", [libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_NO_SUPPORT])
+def test_domain_without_statistics_of_a_job_has_no_migration(
+    world: LibvirtWorld, number: int
+) -> None:
+    host = Host(world.on("host-a"), jobStats=refuse(number), reboot=unable)
+    asyncio.run(start_and_wait(world, host, REBOOT))
+    assert "reset" in host.calls
+
+
+def test_vm_that_arrives_is_left_alone(world: LibvirtWorld) -> None:
+    """Statistics are available on the host that it leaves only."""
+    host = Host(world.on("host-a"), jobStats=refuse(libvirt.VIR_ERR_OPERATION_INVALID))
+    with pytest.raises(ImpactFailed, match=IN_PROGRESS):
+        asyncio.run(start_and_wait(world, host, REBOOT))
+    assert not ACTIONS & {*host.calls}
+
+
+def test_vm_that_still_migrates_is_not_recovered(world: LibvirtWorld) -> None:
+    """The event is over, and the migration is not. The daemon tries again later."""
+    mark_move(world.web, guid(1), "host-a", "host-b")
+    host = Host(world.on("host-a"), jobStats=refuse(libvirt.VIR_ERR_OPERATION_INVALID))
+    platform = world.platform(lambda uri: host)
+    recovery = platform.recover("host-a", guid(1), "web-0", may_start=True, may_run_on=())
+    with pytest.raises(ImpactFailed, match=IN_PROGRESS):
+        asyncio.run(recovery)
+    assert not ACTIONS & {*host.calls}
+
+
+def test_backup_of_a_vm_delays_no_impact(world: LibvirtWorld) -> None:
+    """It is a job too, and may take hours."""
+    operation = libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP
+    job = {"type": libvirt.VIR_DOMAIN_JOB_BOUNDED, "operation": operation}
+    host = Host(world.on("host-a"), jobStats=lambda handle: job, reboot=unable)
+    asyncio.run(start_and_wait(world, host, REBOOT))
+    assert "reset" in host.calls
+
+
+async def start_and_wait(world: LibvirtWorld, host: Host, what: ImpactRequest) -> None:
+    await start(world, host, what)
+
+
 def test_canceled_move_leaves_no_definition_on_its_target(world: LibvirtWorld) -> None:
     """It is removed before the call ends: the next try defines the VM there again."""
 
@@ -174,6 +285,54 @@ def test_freeze_that_got_no_thread_leaves_the_vm_alone(world: LibvirtWorld, how:
     names = {thread.name for thread in {*threading.enumerate()} - others}
     assert "last-call-wait" not in names, "it would be resumed later"
     assert world.state() == PAUSED
+
+
+def test_claim_of_a_libvirt_impact_covers_the_call_in_progress_and_the_last_one(
+    world: LibvirtWorld,
+) -> None:
+    """Neither can be canceled, and another server takes the impact over after that."""
+    platform = world.platform(call_seconds_max=30)
+    assert isinstance(platform, SlowToStop)
+    assert platform.stop_seconds == 30 + LAST_CALL_SECONDS == 40
+
+
+class ManualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock stands still until it is moved. Threads take their time."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+def test_canceled_freeze_has_resumed_the_vm_when_it_ends(world: LibvirtWorld) -> None:
+    """libvirt suspends the VM after the time limit of a call, and it is resumed after that."""
+
+    async def test() -> None:
+        slow = SlowVerb(lambda handle: handle.suspend())
+        host = Host(world.on("host-a"), suspend=slow)
+        platform = world.platform(lambda uri: host, call_seconds_max=CALL_SECONDS_MAX)
+        call = asyncio.create_task(platform.run_impact(order(EventType.FREEZE)))
+        await asyncio.to_thread(slow.asked.wait, WAIT_SECONDS_MAX)
+        call.cancel()
+        await pass_turns()
+        loop.now += CALL_SECONDS_MAX
+        await pass_turns()
+        assert not call.done()
+
+        slow.go.set()
+        await asyncio.wait((call,))
+        assert call.cancelled()
+        assert world.state() == RUNNING
+
+    loop = ManualLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(test())
+
+
+async def pass_turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 class SlowCapabilities:
