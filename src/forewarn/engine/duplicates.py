@@ -10,8 +10,14 @@ unreachable, until that reports or an operator fences it. While an impact moves 
 for a while, and nothing is confirmed. What is confirmed stays so, whatever is planned: an impact
 that waits because of it moves nothing. An incoming migration is not reported as running, so one
 that was started by hand is no duplicate either.
+
+A host may also run a copy of a VM that it may not have: its token does not cover the VM, so that
+the copy was refused, or is a claim. Such a copy is *not accepted*. It blocks nothing, because
+otherwise every host could stop the impacts on every VM, but it is shown, counted and logged. Each
+server finds that out itself, from reports that are current, and writes nothing.
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -19,7 +25,9 @@ from datetime import datetime, timedelta
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.event import Cause, ImpactState, is_move
 from forewarn.core.fleet import Vm
+from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
+from forewarn.engine.isolation import isolated
 from forewarn.engine.managed_hosts import (
     HOST_KEY,
     HostedVm,
@@ -27,11 +35,14 @@ from forewarn.engine.managed_hosts import (
     ManagedHosts,
     unless_fenced,
 )
+from forewarn.engine.replica import POLLS_PASS_EVERY
 from forewarn.engine.transaction import Transaction
 from forewarn.log import log
 from forewarn.platform.base import STARTS
 
 CONFIRMED_AFTER = timedelta(seconds=10)
+LOOK_EVERY = timedelta(seconds=5)
+"""How often the hosts of unaccepted copies are looked at: they may lose contact, or be back."""
 HOSTS_COMPARED_MAX = 50
 """How many records of other hosts one commit compares: a store has a limit."""
 ENTRIES_MAX = 1000
@@ -47,12 +58,24 @@ class DuplicateVms:
         self._confirmed: defaultdict[str, set[str]] = defaultdict(set)
         self._running: defaultdict[str, set[str]] = defaultdict(set)
         self._shared: set[str] = set()  # VMs that several hosts report as running
+        self._unaccepted: defaultdict[str, set[str]] = defaultdict(set)  # hosts that may not run it
+        self._looked_at: set[str] = set()  # VMs with such a copy that another host runs, too
+        self._suspected_since: dict[str, datetime] = {}
+        self._shown: dict[str, tuple[str, ...]] = {}
+        self._changed = asyncio.Event()
         engine.on_change("hostd", self._on_change)
 
     def hosts_of(self, vm_id: str) -> tuple[str, ...]:
         """The hosts that run this VM at the same time; empty if it runs once."""
         hosts = self._confirmed.get(vm_id, ())
         return tuple(sorted(hosts)) if len(hosts) > 1 else ()
+
+    def unaccepted_copies_of(self, vm_id: str) -> tuple[str, ...]:
+        """The hosts with a copy of this VM that they may not have, while another host runs it."""
+        return self._shown.get(vm_id, ())
+
+    def count_not_accepted(self) -> int:
+        return len(self._shown)
 
     def count(self) -> int:
         return sum(len(hosts) > 1 for hosts in self._confirmed.values())
@@ -155,19 +178,74 @@ class DuplicateVms:
             change = Change(ChangeKind.UPDATED, vm=name, host=host, detail=detail)
             t.record(change, scope=scope)
 
+    async def run(self) -> None:
+        """Look for unaccepted copies, until cancelled. Sleeps while there are no suspects."""
+        clock = self._engine.clock
+        while True:  # ends when cancelled
+            self._changed.clear()
+            await self._look()
+            look_at = clock.now() + LOOK_EVERY if self._looked_at else None
+            await wait_for(clock, self._changed, look_at)
+
+    async def _look(self) -> None:
+        now = self._engine.clock.now()
+        for number, vm_id in enumerate(self._looked_at | self._suspected_since.keys(), start=1):
+            if number % POLLS_PASS_EVERY == 0:
+                await asyncio.sleep(0)
+            text = "bug while looking at copies of a VM"
+            with isolated(self._engine.throttled_log, text, vm=self._name(vm_id)):
+                self._look_at(vm_id, now)
+
+    def _look_at(self, vm_id: str, now: datetime) -> None:
+        hosts = self._find_unaccepted(vm_id)
+        if not hosts:
+            self._suspected_since.pop(vm_id, None)
+            self._shown.pop(vm_id, None)
+        elif now - self._suspected_since.setdefault(vm_id, now) > CONFIRMED_AFTER:
+            if vm_id not in self._shown:
+                self._engine.throttled_log.warn(
+                    "VM may run on two hosts", vm=self._name(vm_id), unaccepted=" ".join(hosts)
+                )
+            self._shown[vm_id] = hosts
+
+    def _find_unaccepted(self, vm_id: str) -> tuple[str, ...]:
+        """The hosts with an unaccepted copy of a VM of the fleet; none unless another host runs it.
+
+        Hosts count whose report is current. Two VMs with one id are another problem: both are
+        refused.
+        """
+        unaccepted, managed = self._unaccepted.get(vm_id, set()), self._managed
+        current = {
+            host
+            for host in unaccepted | self._running.get(vm_id, set())
+            if not managed.is_unreachable(host) and not managed.is_unreported(host)
+        }
+        is_one_vm = len(self._engine.board.ids.holders(vm_id)) == 1
+        if len(current) < 2 or not is_one_vm or self._moves(vm_id):
+            return ()
+        return tuple(sorted(unaccepted & current))
+
     def _on_change(self, before: ManagedHost | None, after: ManagedHost | None) -> None:
         host = (after or before).host  # type: ignore[union-attr]
         before, after = unless_fenced(before), unless_fenced(after)
         old, new = before.vms if before else {}, after.vms if after else {}
-        for vm_id in old.keys() | new.keys():
-            if old.get(vm_id) != new.get(vm_id):
-                self._update(host, vm_id, new.get(vm_id))
+        were_refused, are_refused = ({*each.refused} if each else set() for each in (before, after))
+        changed = {vm_id for vm_id in old.keys() | new.keys() if old.get(vm_id) != new.get(vm_id)}
+        for vm_id in changed | (were_refused ^ are_refused):
+            self._update(host, vm_id, new.get(vm_id), is_refused=vm_id in are_refused)
 
-    def _update(self, host: str, vm_id: str, vm: HostedVm | None) -> None:
+    def _update(self, host: str, vm_id: str, vm: HostedVm | None, *, is_refused: bool) -> None:
         had = self.hosts_of(vm_id)
+        is_claimed = vm is not None and vm.is_running and vm.is_claim
+        keep(self._unaccepted, vm_id, host, is_kept=is_refused or is_claimed)
         keep(self._running, vm_id, host, is_kept=runs(vm))
         keep(self._confirmed, vm_id, host, is_kept=vm is not None and vm.is_double)
         (self._shared.add if len(self._running.get(vm_id, ())) > 1 else self._shared.discard)(vm_id)
+        unaccepted = self._unaccepted.get(vm_id, set())
+        is_suspect = unaccepted and len(unaccepted | self._running.get(vm_id, set())) > 1
+        if is_suspect or vm_id in self._looked_at:
+            (self._looked_at.add if is_suspect else self._looked_at.discard)(vm_id)
+            self._changed.set()
         hosts = self.hosts_of(vm_id)
         if hosts and not had:
             log.error("VM runs on two hosts", vm=self._name(vm_id), hosts=" ".join(hosts))

@@ -3,6 +3,7 @@
 Nothing is decided here: the API, the command line and the console show it.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime
 from enum import StrEnum
@@ -30,6 +31,8 @@ class ProblemCode(StrEnum):
     """The host of the VM is unreachable: its power is as it was reported last."""
     DUPLICATE = "duplicate"
     """Two hosts run the VM at the same time: both copies write to its disk."""
+    DUPLICATE_NOT_ACCEPTED = "duplicate-not-accepted"
+    """A host that may not have the VM runs a copy of it, too. Impacts are not blocked."""
     UNSERVED = "unserved"
     """The VM asks for its document and does not get it."""
 
@@ -39,6 +42,17 @@ class Problem(msgspec.Struct, frozen=True):
 
     code: ProblemCode
     message: str
+
+
+class ScopeIndex:
+    """The events, VMs and impacts of a scope: it is walked once, however many are looked up."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.events = {event.id: event for event in scope.events}
+        self.vms = {vm.name: vm for vm in scope.vms}
+        self.impacts: defaultdict[str, list[Impact]] = defaultdict(list)
+        for impact in scope.impacts:
+            self.impacts[impact.event_id].append(impact)
 
 
 class Problems:
@@ -74,6 +88,14 @@ class Problems:
         if hosts:
             message = f"it runs on {' and '.join(hosts)}: stop all but one"
             yield Problem(ProblemCode.DUPLICATE, message)
+        hosts = self._duplicates.unaccepted_copies_of(vm.id)
+        if hosts:
+            others = [host for host in hosts if host != vm.host] or hosts
+            message = (
+                f"a copy that is not accepted runs on {' and '.join(others)}, too: stop it there,"
+                " or correct the token of that host; impacts are not blocked"
+            )
+            yield Problem(ProblemCode.DUPLICATE_NOT_ACCEPTED, message)
         reason = self._managed.reason(vm.host)
         if reason:
             message = f"its host {vm.host} is unreachable: {reason}"
@@ -97,31 +119,54 @@ class Problems:
 
     def awaited_daemon(self, vm: Vm, *, moves: bool) -> str:
         """The daemon that has to return before an impact on a VM can begin; empty if none has."""
-        return self._explain(self._managed.acting_host(vm, moves=moves))
+        return self.describe_away(self._managed.acting_host(vm, moves=moves))
 
-    def _explain(self, host: str) -> str:
+    def obstacle(self, scope: ScopeIndex, event_id: str) -> str:
+        """What has to change on a host before an impact of the event can go on; empty if nothing.
+
+        Everything else that impacts wait for comes by itself.
+        """
+        for impact in scope.impacts.get(event_id, ()):
+            vm = scope.vms.get(impact.vm)
+            if vm is not None and _is_waiting(impact):
+                obstacle = self._waits_for_hosts(vm, impact)
+                if obstacle:
+                    return obstacle
+        return ""
+
+    def describe_away(self, host: str) -> str:
+        """The daemon of a host and why it is away; empty if it is not."""
         reason = self._managed.reason(host)
         return f"the daemon of {host}: {reason}" if reason else ""
 
     def _waits_for(self, vm: Vm | None, impact: Impact, busy: set[str]) -> str:
         if impact.state is ImpactState.BOOTING:
             return f"the VM to poll, until {_format(impact.due_at)}"
-        if impact.is_over or impact.is_held or vm is None:
+        if vm is None or not _is_waiting(impact):
             return ""
-        host = self._managed.host_of(vm, impact)
-        daemon = self._explain(host)
-        if daemon:
-            return daemon
-        if self._managed.find(host) is not None and self._managed.is_unreported(host):
-            return f"a report of {host}: its daemon is connected, and has not reported its VMs yet"
-        reason = self._duplicates.reason_to_wait(vm, impact.cause, impact.tries)
-        if reason:
-            return f"other hosts: {reason}"
+        hosts = self._waits_for_hosts(vm, impact)
+        if hosts:
+            return hosts
         if vm.name in busy:
             return "another impact on this VM"
         if impact.due_at > self._engine.clock.now():
             return f"its next try at {_format(impact.due_at)}"
         return "a server to begin"
+
+    def _waits_for_hosts(self, vm: Vm, impact: Impact) -> str:
+        host = self._managed.host_of(vm, impact)
+        daemon = self.describe_away(host)
+        if daemon:
+            return daemon
+        if self._managed.find(host) is not None and self._managed.is_unreported(host):
+            return f"a report of {host}: its daemon is connected, and has not reported its VMs yet"
+        reason = self._duplicates.reason_to_wait(vm, impact.cause, impact.tries)
+        return f"other hosts: {reason}" if reason else ""
+
+
+def _is_waiting(impact: Impact) -> bool:
+    """Whether no host acts on the VM, and one still has to."""
+    return not (impact.is_over or impact.is_held or impact.state is ImpactState.BOOTING)
 
 
 def _format(time: datetime) -> str:

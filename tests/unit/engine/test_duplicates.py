@@ -1,5 +1,6 @@
 """VMs that two hosts run, and VMs that nothing may start because another host may run them."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,9 @@ from forewarn.platform.base import make_request
 from forewarn.store.base import WRITES_MAX, Record, Write
 from forewarn.store.memory import MemoryStore
 from tests.unit.engine.hostd_world import SECOND, Daemon, Server, World, reported, run, vm_id
+
+HANDED_OUT_SECONDS_MAX = 5.0
+"""What is handed out although it has to wait never ends: no daemon takes it."""
 
 
 def root(world: World) -> dict[str, str]:
@@ -280,7 +284,8 @@ def test_impact_whose_vm_became_a_duplicate_after_its_claim_is_not_handed_out() 
         request = make_request(scope, scope.impacts[0], 1.0)
         assert request is not None
         with pytest.raises(HostUnreachable, match="it runs on host-a and host-b"):
-            await server.hosts.run_impact(request)
+            async with asyncio.timeout(HANDED_OUT_SECONDS_MAX):
+                await server.hosts.run_impact(request)
 
     run(test)
 
@@ -324,6 +329,128 @@ def test_claim_to_a_vm_of_another_scope_makes_no_duplicate(*, is_known_there: bo
         await world.restart("web-0")
         assert (await thief.work())["impacts"] == []
         assert len((await owner.work())["impacts"]) == 1
+
+    run(test)
+
+
+# --- copies on hosts that may not have the VM
+
+NOT_ACCEPTED = {
+    "code": "duplicate-not-accepted",
+    "message": (
+        "a copy that is not accepted runs on host-b, too: stop it there, or correct the token of"
+        " that host; impacts are not blocked"
+    ),
+}
+
+
+async def problems_of(world: World, vm: str) -> list[list[dict[str, str]]]:
+    """As each server shows them."""
+    path = f"/api/v1/vms/{vm}"
+    responses = [await each.client.get(path, headers=root(world)) for each in world.servers]
+    return [response.json()["problems"] for response in responses]
+
+
+def count_not_accepted(world: World) -> list[int]:
+    return [each.hosts.duplicates.count_not_accepted() for each in world.servers]
+
+
+async def refused_copy(world: World) -> tuple[Daemon, Daemon, str]:
+    """A VM in a scope that the second host's token is not for."""
+    owner = await world.daemon("host-a", reported("db-0", scope="db", kind="scale-set"))
+    return owner, await world.daemon("host-b", reported("db-0")), "db-0"
+
+
+async def claimed_copy(world: World) -> tuple[Daemon, Daemon, str]:
+    """A standalone VM."""
+    owner = await world.daemon("host-a", reported("web-0"))
+    return owner, await world.daemon("host-b", reported("web-0")), "web-0"
+
+
+@pytest.mark.parametrize("report_copy", [refused_copy, claimed_copy])
+def test_copy_on_a_host_that_may_not_have_the_vm_is_shown_and_blocks_nothing(
+    caplog: pytest.LogCaptureFixture,
+    report_copy: Callable[[World], Awaitable[tuple[Daemon, Daemon, str]]],
+) -> None:
+    """It writes to the disk as any other copy does. But a host must not be able to stop the
+    impacts on a VM that its token is not for.
+    """
+
+    async def test(world: World) -> None:
+        await world.limit_token("host-b", "web")
+        owner, other, vm = await report_copy(world)
+        await world.pass_time(10 * SECOND, owner, other)
+        assert await problems_of(world, vm) == [[], []]
+        await world.pass_time(6 * SECOND, owner, other)
+        assert await problems_of(world, vm) == [[NOT_ACCEPTED]] * 2
+        assert count_not_accepted(world) == [1, 1]
+        assert hosts_of(world, vm) == [(), ()]
+
+        await world.restart(vm)
+        assert (await other.work())["impacts"] == []
+        assert await owner.finish(await owner.take())
+        assert [e.vm for e in await world.history("impacted")] == [vm]
+
+        await other.report()
+        assert await problems_of(world, vm) == [[], []]
+        assert count_not_accepted(world) == [0, 0]
+
+    run(test)
+    warnings = [each for each in caplog.records if each.message == "VM may run on two hosts"]
+    assert {each.levelname for each in warnings} == {"WARNING"}
+    assert len(warnings) == 2, "one of each server"
+
+
+def test_copy_that_may_be_gone_is_not_shown() -> None:
+    """A host that is away, or has not reported since, says nothing about now."""
+
+    async def test(world: World) -> None:
+        await world.limit_token("host-b", "web")
+        owner, other, vm = await refused_copy(world)
+        await world.pass_time(16 * SECOND, owner, other)
+        assert count_not_accepted(world) == [1, 1]
+        await world.pass_time(22 * SECOND, owner)
+        assert count_not_accepted(world) == [0, 0]
+        await other.work()
+        await world.pass_time(16 * SECOND, owner, other)
+        assert count_not_accepted(world) == [0, 0]
+        await other.report(reported(vm))
+        await world.pass_time(16 * SECOND, owner, other)
+        assert count_not_accepted(world) == [1, 1]
+
+    run(test)
+
+
+def test_refused_vm_that_runs_once_is_no_copy() -> None:
+    """The host that has it reports it as stopped: it is only not accepted on the other one."""
+
+    async def test(world: World) -> None:
+        await world.limit_token("host-b", "web")
+        owner, other, vm = await refused_copy(world)
+        await owner.report(reported("db-0", scope="db", kind="scale-set", power="stopped"))
+        await world.pass_time(20 * SECOND, owner, other)
+        assert (await problems_of(world, vm), count_not_accepted(world)) == ([[], []], [0, 0])
+
+    run(test)
+
+
+def test_vm_that_moves_to_a_host_that_may_not_have_it_is_no_copy() -> None:
+    """Both have it for a while, and the impact says so."""
+
+    async def test(world: World) -> None:
+        await world.limit_token("host-b", "lab")
+        source = await world.daemon("host-a", reported("web-0"))
+        target = await world.daemon("host-b")
+        await plan_redeploy(world)
+        await world.settle()
+        impact = await source.take()
+        await target.report(reported("web-0"))
+        await world.pass_time(30 * SECOND, source, target)
+        assert count_not_accepted(world) == [0, 0]
+        await source.report()
+        assert await source.finish(impact, host="host-b")
+        await world.pass_time(20 * SECOND, source, target)
+        assert count_not_accepted(world) == [0, 0]
 
     run(test)
 

@@ -34,6 +34,7 @@ export const STATES = {
 /** What may be wrong with hosts and VMs, most urgent first, by the code of the API: a word for one, and for many. */
 export const PROBLEMS = {
   duplicate: { state: "duplicate", one: "VM runs on two hosts", many: "VMs run on two hosts" },
+  "duplicate-not-accepted": { state: "duplicate", one: "VM may run on two hosts", many: "VMs may run on two hosts" },
   unreachable: { state: "unreachable", one: "host is unreachable", many: "hosts are unreachable" },
   "bridge-unserved": { state: "unserved", one: "bridge is not served", many: "bridges are not served" },
   unserved: { state: "unserved", one: "VM gets no document", many: "VMs get no document" },

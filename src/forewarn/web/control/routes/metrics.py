@@ -93,7 +93,10 @@ class ServiceCollector(Collector):
         unreachable = self._service.hosts.managed.count_unreachable()
         yield _gauge("hosts_unreachable", text, unreachable)
         text = "VMs that two hosts run at the same time: both copies write to their disk."
-        yield _gauge("vms_duplicate", text, self._service.hosts.duplicates.count())
+        duplicates = self._service.hosts.duplicates
+        yield _gauge("vms_duplicate", text, duplicates.count())
+        text = "VMs of which a host that may not have them runs a copy, too."
+        yield _gauge("vms_duplicate_not_accepted", text, duplicates.count_not_accepted())
         text = "Records of a newer version, or damaged: read-only here."
         yield _gauge("records_unreadable", text, len(engine.unreadable))
         text = "Difference between the machine's clock and ours after a jump."

@@ -230,6 +230,17 @@ def test_unserved_vms_are_counted_by_reason_from_zero() -> None:
     run(telling)
 
 
+def test_vms_on_two_hosts_are_counted_from_zero() -> None:
+    """As above, confirmed or not."""
+
+    async def telling(guest: Guest) -> None:
+        numbers = await read(guest)
+        assert number(numbers, "forewarn_vms_duplicate") == 0
+        assert number(numbers, "forewarn_vms_duplicate_not_accepted") == 0
+
+    run(telling)
+
+
 def test_vm_that_gets_only_errors_is_counted_as_unserved() -> None:
     async def telling(guest: Guest) -> None:
         unserved = guest.service.hosts.unserved
