@@ -195,28 +195,31 @@ class Relay:
 
     async def _poll(self, poll: Poll, request: Request, receive: message.Receive) -> Response:
         asked_at = self._now()
+        ages_seconds: tuple[int, ...] = ()
         try:
             response = await self._wait(poll, request, receive)
             if response is not None and response.age_seconds:
-                self.unconfirmed.doubt(response.age_seconds)
+                asked_at, ages_seconds = self._now(), response.ages_seconds
                 response = None
             if response is None:
                 plain = [each for each in request.headers if each[0] != b"prefer"]
                 response = await self._upstream.send(request._replace(headers=plain))
         except Unavailable as error:
             silent_seconds = error.silent_seconds if isinstance(error, ServerLost) else 0.0
+            self.unconfirmed.doubt(ages_seconds, asked_at)
             self._fail(poll, asked_at, silent_seconds)
             if last := self._documents.find(poll, self._now()):
                 return last
             raise
-        if response.cut_off_seconds:
-            self.unconfirmed.doubt(response.cut_off_seconds)
+        is_confirmed = response.status in CONFIRMED and not response.age_seconds
+        ages_seconds += response.ages_seconds
+        self.unconfirmed.doubt(ages_seconds, asked_at, is_confirmed=is_confirmed)
         if response.age_seconds:
             return self._choose_old(poll, response)
         if response.status in TRY_NEXT:
             self._fail(poll, asked_at)
             return self._documents.find(poll, self._now()) or response
-        if response.status in CONFIRMED:
+        if is_confirmed:
             self.unconfirmed.confirm(None if poll.wait_seconds else asked_at)
         self._documents.record(poll, response, self._now())
         return response

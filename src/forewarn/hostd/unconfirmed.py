@@ -17,18 +17,22 @@ Their time ends when the bridge is served, or has no VMs any more.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 
 from forewarn.platform.base import PROBLEM_LENGTH_MAX
-from forewarn.platform.remote import BRIDGES_MAX, UNCONFIRMED_SECONDS_MAX, UnservedBridge
+from forewarn.platform.remote import (
+    BRIDGES_MAX,
+    UNCONFIRMED_SECONDS_MAX,
+    UNMARKED_SECONDS_MAX,
+    UnservedBridge,
+)
 
 LASTING_SECONDS = 3.0
 """Less is nothing: a single poll may fail because its server has just been stopped."""
 FORGET_SECONDS = 300.0
 BEAT_SECONDS = 1.0
 """How often the process notes that it runs."""
-UNMARKED_SECONDS_MAX = 14.0
-"""For so long a server that is cut off from its store answers before it marks its documents."""
 
 
 class Unconfirmed:
@@ -75,15 +79,32 @@ class Unconfirmed:
         if lasting_since is not None:
             self._end(lasting_since)
 
-    def doubt(self, seconds: float) -> None:
-        """A server that has answered guests was cut off from its store for so long.
+    def doubt(
+        self, ages_seconds: Sequence[float], asked_at: float, *, is_confirmed: bool = False
+    ) -> None:
+        """Servers that a guest asked at this time had been cut off from their store for so long.
 
-        What it answered meanwhile confirms nothing. If more was confirmed since then than it can
-        have answered, another server has confirmed it.
+        What they answered before they marked their documents confirms nothing. `is_confirmed`:
+        another server has answered this guest. Then any guest could read since the marking, because
+        a poll that gets a marked document goes to the next server. So only the time before that
+        counts, and what this guest waited. It is counted as if it had ended now: no server can have
+        written a gap for it before, and one that ends later covers as much of each event. If no
+        other server has answered, all the time counts.
+
+        A server counts only if nothing was confirmed since its marking: that was another server.
         """
-        since = self._now() - seconds
-        if self._confirmed_at > since + UNMARKED_SECONDS_MAX:
-            since = self._confirmed_at
+        unmarked = UNMARKED_SECONDS_MAX + LASTING_SECONDS  # the response may have taken so long
+        now = self._now()
+        doubtful = sorted(age for age in ages_seconds if now - age + unmarked >= self._confirmed_at)
+        if not doubtful:
+            if ages_seconds:
+                self.fail(asked_at)
+            return
+        seconds = doubtful[-1]
+        if is_confirmed:  # several may have been asked in turn, each before it was marked
+            pairs = pairwise((0.0, *doubtful))
+            seconds = sum(min(older - newer, UNMARKED_SECONDS_MAX) for newer, older in pairs)
+        since = asked_at - seconds
         self._confirmed_at = min(self._confirmed_at, since)
         self.fail(since)
         self._first_at = min(self._first_at or since, since)

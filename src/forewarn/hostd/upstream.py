@@ -51,14 +51,14 @@ class NotSent(ServerLost):
 
 
 class Response(NamedTuple):
-    """`cut_off_seconds`: how long the server that sent this, or one that was asked before, may have
-    been cut off from its store.
+    """`ages_seconds`: how long each server that was asked, and is cut off from its store, may have
+    been cut off. One of them has sent this, unless another server could.
     """
 
     status: int
     headers: list[Header]
     body: bytes
-    cut_off_seconds: int = 0
+    ages_seconds: tuple[int, ...] = ()
 
     @property
     def age_seconds(self) -> int:
@@ -312,7 +312,7 @@ class Upstream:
         now = asyncio.get_running_loop().time
         problem = ServerLost("no server can be reached")
         fallback: Response | None = None
-        cut_off_seconds = 0
+        ages_seconds = list[int]()
         for server in [each for each in self._servers if each.retry_at <= now()]:
             try:
                 response = await server.ask(request)
@@ -322,15 +322,19 @@ class Upstream:
                     break
                 continue
             age_seconds = response.age_seconds
-            cut_off_seconds = max(cut_off_seconds, age_seconds)
+            if age_seconds:
+                ages_seconds.append(age_seconds)
             if not age_seconds and (not request.may_repeat or response.status not in TRY_NEXT):
                 self._servers.remove(server)
                 self._servers.insert(0, server)
-                return response._replace(cut_off_seconds=cut_off_seconds)
+                return response._replace(ages_seconds=tuple(ages_seconds))
             if fallback is None or fallback.status in TRY_NEXT:  # a document is better
                 fallback = response
             if not request.may_repeat:
+                if age_seconds:  # the request that is sent instead begins with another server
+                    self._servers.remove(server)
+                    self._servers.append(server)
                 break
         if fallback is not None:
-            return fallback._replace(cut_off_seconds=cut_off_seconds)
+            return fallback._replace(ages_seconds=tuple(ages_seconds))
         raise problem

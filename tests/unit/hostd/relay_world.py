@@ -1,6 +1,7 @@
 """A relay on loopback, in its own thread, with recording servers behind it."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -9,8 +10,9 @@ from typing import Any, Self, TypeVar
 
 import uvloop
 
+from forewarn.errors import Unavailable
 from forewarn.hostd.moves import Moves
-from forewarn.hostd.ports import BridgePorts, Peer
+from forewarn.hostd.ports import SAVE_FROM_ETHERNET, TCP_SAVE_SYN, BridgePorts, Peer
 from forewarn.hostd.relay import LIMITS, Relay, RelayPolicy
 from forewarn.hostd.settings import HostToken
 from forewarn.hostd.upstream import Upstream
@@ -27,20 +29,32 @@ MINUTE = 1_800_000_000
 
 
 class LoopbackPorts(BridgePorts):
-    """The VM of a peer depends on its address, and the test may change it."""
+    """The VM of a peer depends on its address, and the test may change it.
+
+    `peers` are those that were looked up. `on_lookup` is called for each.
+    """
 
     def __init__(self) -> None:
         self.vms = {f"127.0.0.{number}": f"id-{number}" for number in range(1, 9)}
         self.problem: Exception | None = None
+        self.peers: list[Peer] = []
+        self.on_lookup: Callable[[], None] = lambda: None
 
     def vm_of(self, peer: Peer, now: float) -> str:
+        self.peers.append(peer)
+        self.on_lookup()
+        if peer.address and not peer.has_syn:
+            raise Unavailable("in doubt, as for a peer without a MAC")
         if self.problem is not None:
             raise self.problem
         return self.vms.get(peer.address, "")
 
 
 class RelayWorld:
-    """The guest at 127.0.0.N has the id `id-N`, for N up to 8."""
+    """The guest at 127.0.0.N has the id `id-N`, for N up to 8.
+
+    With `saves_syn` False, connections have lost their first packets, as with SYN cookies.
+    """
 
     def __init__(
         self,
@@ -48,8 +62,10 @@ class RelayWorld:
         limits: Limits = LIMITS,
         connections_max: int = 64,
         token: HostToken = TOKEN,
+        saves_syn: bool = True,
     ) -> None:
         self.servers = servers
+        self._saves_syn = saves_syn
         self._token = token
         self.ports = LoopbackPorts()
         self.moves = Moves()
@@ -75,8 +91,11 @@ class RelayWorld:
         relay = Relay(self.upstream, self._token, self.moves, self._now, lambda: MINUTE + 7.5)
         self.refusals, self.unconfirmed = relay.refusals, relay.unconfirmed
         policy = RelayPolicy(self.ports, self._limits, relay.refusals)
-        address = Address("127.0.0.1", 0)
-        self.listener = Listener(relay, address, policy, server_name=SERVER_METADATA)
+        bound = socket.create_server(("127.0.0.1", 0))
+        if self._saves_syn:
+            bound.setsockopt(socket.IPPROTO_TCP, TCP_SAVE_SYN, SAVE_FROM_ETHERNET)
+        address = Address(*bound.getsockname())
+        self.listener = Listener(relay, address, policy, server_name=SERVER_METADATA, bound=bound)
         await self.listener.start()
 
     def _now(self) -> float:

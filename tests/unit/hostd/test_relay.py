@@ -2,12 +2,15 @@
 
 import asyncio
 import hmac
+import socket
+import struct
 import threading
 from contextlib import ExitStack
 
 import pytest
 
 from forewarn.errors import Unavailable
+from forewarn.hostd.ports import Peer
 from forewarn.hostd.relay import sign
 from forewarn.web.http.admission import Limits
 from tests.unit.hostd.recording_server import DOCUMENT, RecordingServer, response
@@ -213,6 +216,39 @@ def test_guest_whose_port_is_in_doubt_gets_503() -> None:
         assert (refused.status, refused.body) == (503, UNAVAILABLE)
 
 
+SYN_COOKIES = (
+    "connections of guests are refused: they come with SYN cookies, because too many are half open"
+)
+
+
+def test_connections_with_syn_cookies_are_refused_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The kernel does not know from which port they come. Guests can make as many as they like."""
+    with RelayWorld(RecordingServer(response()), saves_syn=False) as world:
+        refused = [world.ask(POLL) for _ in range(3)]
+
+        assert [(each.status, each.body) for each in refused] == [(503, UNAVAILABLE)] * 3
+        assert world.servers[0].requests == []
+    assert caplog.messages == [SYN_COOKIES]
+
+
+def test_connection_that_was_reset_is_not_logged_as_one_with_a_syn_cookie(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It has lost its first packet too, and any guest can reset connections."""
+    with RelayWorld(RecordingServer(response()), saves_syn=False) as world:
+
+        async def connect_and_reset() -> None:
+            """Within one iteration of the event loop, so before the relay accepts it."""
+            with socket.create_connection(world.listener.address) as guest:
+                guest.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        world.run(connect_and_reset())
+        until(lambda: world.ports.peers == [Peer("", b"", has_syn=False)])
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
@@ -321,6 +357,24 @@ def test_stopped_relay_ends_long_polls() -> None:
 
         assert client.read_to_end() == b""
         assert world.upstream.busy == 0
+
+
+def test_response_for_a_connection_that_is_closing_is_dropped_without_a_log_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Guests could fill the log: uvicorn logs an application that sends nothing."""
+
+    async def answer(_: bytes) -> bytes:
+        (connection,) = world.listener.state.connections
+        world.ports.on_lookup = connection.transport.abort  # right before the response is sent
+        return response()
+
+    with RelayWorld(RecordingServer(answer=answer)) as world:
+        with world.connect() as client:
+            client.send(POLL)
+            assert client.read_to_end() == b""
+        until(lambda: not world.listener.state.tasks)
+    assert caplog.messages == []
 
 
 def test_guest_with_too_many_connections_keeps_others_in() -> None:

@@ -12,9 +12,11 @@ import pytest
 from forewarn.auth.tokens import Role
 from forewarn.core.command import Cancel, Restart, Seen
 from forewarn.core.fleet import Vm
-from forewarn.engine.replica import NOTICED_SECONDS_MAX, STALE_SECONDS_MIN
+from forewarn.core.timing import Timing
 from forewarn.hostd.settings import HostToken
 from forewarn.lab.clock import VirtualClock
+from forewarn.platform.remote import NOTICED_SECONDS_MAX, STALE_SECONDS_MIN, UNMARKED_SECONDS_MAX
+from forewarn.web.metadata.fast_path import REQUEST_BYTES_MAX
 from tests.e2e.metadata_world import EVENT_ID, POLL, RawResponse, World
 from tests.unit.hostd.recording_server import RecordingServer
 from tests.unit.hostd.relay_world import MINUTE, RelayWorld, until
@@ -22,6 +24,7 @@ from tests.unit.hostd.relay_world import MINUTE, RelayWorld, until
 SECRET = "a" * 64
 TOKEN = HostToken("kvm-a", "", hashlib.sha256(SECRET.encode()).hexdigest().encode())
 STALE_SECONDS = 5
+GAP_SECONDS_MIN = Timing().gap_min.total_seconds()
 AGE = int(STALE_SECONDS + NOTICED_SECONDS_MAX)
 KNOWN = POLL.replace(b"Metadata:", b'If-None-Match: "1"\r\nMetadata:')
 WAIT = KNOWN.replace(b"Metadata:", b"Prefer: wait=30\r\nMetadata:")
@@ -92,7 +95,59 @@ def test_answers_of_a_server_that_was_cut_off_are_no_notice() -> None:
         cut.cut_off()
         world.ask(POLL)
         assert world.unconfirmed.has_ended
-        assert AGE <= world.unconfirmed.seconds <= AGE + 2
+        assert UNMARKED_SECONDS_MAX <= world.unconfirmed.seconds < GAP_SECONDS_MIN
+
+
+@pytest.mark.parametrize("seconds", [6, 60, 290])
+@pytest.mark.parametrize("request_", [POLL, WAIT], ids=["plain", "long poll"])
+def test_time_in_which_another_server_could_be_read_is_notice(
+    request_: bytes, seconds: int
+) -> None:
+    """The guest had no reason to poll before. It would have been answered."""
+    cut, other = Behind(), Behind(incarnation=2)
+    with relay(cut, other) as world:
+        world.ask(POLL)
+        world.ahead_seconds = seconds + NOTICED_SECONDS_MAX
+        cut.cut_off(seconds)
+        assert incarnation_of(world.ask(request_)) == "2"
+        assert world.unconfirmed.has_ended
+        assert UNMARKED_SECONDS_MAX <= world.unconfirmed.seconds < GAP_SECONDS_MIN
+
+
+@pytest.mark.parametrize("seconds", [6, 60, 290])
+def test_all_the_time_counts_if_all_servers_are_cut_off(seconds: int) -> None:
+    servers = Behind(), Behind()
+    with relay(*servers) as world:
+        world.ask(POLL)
+        world.ahead_seconds = seconds + NOTICED_SECONDS_MAX
+        for server in servers:
+            server.cut_off(seconds)
+        world.ask(POLL)
+        age = seconds + NOTICED_SECONDS_MAX
+        assert age <= world.unconfirmed.seconds <= age + 2
+
+
+def test_long_poll_that_waits_at_the_server_counts_once() -> None:
+    cut, other = Behind(), Behind(incarnation=2)
+    with relay(cut, other) as world, world.connect() as client:
+        client.send(WAIT)
+        until(lambda: cut.world.polls.waiting == 1)
+        world.ahead_seconds = 60.0
+        cut.cut_off(STALE_SECONDS_MIN)
+        assert incarnation_of(client.response()) == "2"
+        assert world.unconfirmed.has_ended
+        least = NOTICED_SECONDS_MAX + STALE_SECONDS_MIN
+        assert least <= world.unconfirmed.seconds < GAP_SECONDS_MIN
+
+
+def test_long_poll_that_the_application_holds_ends_when_its_server_is_cut_off() -> None:
+    """It is too large for the fast path, which looks once a second."""
+    cut, other = Behind(), Behind(incarnation=2)
+    with relay(cut, other) as world, world.connect() as client:
+        client.send(WAIT.replace(b"Host: h", b"Host: h\r\nA: " + b"a" * REQUEST_BYTES_MAX))
+        until(lambda: cut.world.metadata.waiting == 1)
+        cut.world.engine.stale_since = cut.world.engine.clock.now() - timedelta(seconds=60)
+        assert incarnation_of(client.response()) == "2"
 
 
 @pytest.mark.parametrize("seconds", [STALE_SECONDS_MIN - 1, STALE_SECONDS_MIN])

@@ -200,7 +200,7 @@ def test_what_was_confirmed_by_a_server_that_was_cut_off_does_not_count() -> Non
     unconfirmed = Unconfirmed(clock)
     clock.seconds = 1100.0
     unconfirmed.confirm()
-    unconfirmed.doubt(12.0)
+    unconfirmed.doubt([12.0], asked_at=1100.0)
     assert unconfirmed.seconds == 12
     clock.seconds = 1101.0
     unconfirmed.confirm()
@@ -215,7 +215,7 @@ def test_server_that_was_cut_off_for_hours_does_not_void_what_another_one_confir
     clock.seconds = 9000.0
     unconfirmed.confirm()
     clock.seconds = 9001.0
-    unconfirmed.doubt(7209.0)
+    unconfirmed.doubt([7209.0], asked_at=9001.0, is_confirmed=True)
     unconfirmed.confirm()
     assert (unconfirmed.seconds, unconfirmed.has_ended) == (0, False)
 
