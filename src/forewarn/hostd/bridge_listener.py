@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
 from forewarn.engine.clock import wait_for_first
 from forewarn.errors import Error
-from forewarn.hostd.bridge_table import BridgeTable, find_ports
+from forewarn.hostd.bridge_table import INTERFACES, BridgeTable, find_ports
 from forewarn.hostd.netlink import add_address
 from forewarn.hostd.ports import (
+    BACKLOG,
     BridgePorts,
     check_bridge,
     interface_index,
@@ -25,6 +27,11 @@ from forewarn.web.http.listener import SERVER_METADATA, Listener
 
 ADDRESS_V6 = "fe80::a9fe:a9fe"
 """169.254.169.254 for guests that have only IPv6, as in OpenStack."""
+UNPROTECTED = (
+    "guests may be without notice for minutes after a move, and one guest can make the relay"
+    " refuse the others"
+)
+BACKLOG_MAX_FILE = Path("/proc/sys/net/core/somaxconn")
 FOLLOW_SECONDS = 2.0
 SETTLE_SECONDS = 0.1
 """Changes of interfaces come in bursts."""
@@ -44,7 +51,8 @@ class BridgeListener:
 
     A bridge may be made later, or deleted and made again with libvirt's network, may get IPv6 at
     any time, and may get a port that makes it unsafe. `follow` notices that. `vms` has the id of
-    the VM at each port, by its index. `on_ports` is called when a port has come or gone.
+    the VM at each port, by its index. `on_ports` is called when a port has come or gone. Tests
+    give a `table`, and in `interfaces` another folder than the kernel's.
     """
 
     relay: Relay
@@ -52,13 +60,16 @@ class BridgeListener:
     address: Address
     vms: dict[int, str]
     on_ports: Callable[[], None] = lambda: None
+    _: KW_ONLY
+    table: BridgeTable | None = None
+    interfaces: Path = INTERFACES
 
     def __post_init__(self) -> None:
         self._ports: BridgePorts | None = None
         self._listeners: dict[Address, Listener] = {}
         self._woken = asyncio.Event()
         self._plugged: frozenset[int] | None = None  # the interfaces that are ports of the bridge
-        self._table = BridgeTable(self.bridge, (self.address.host, ADDRESS_V6))
+        self._table = self.table or BridgeTable(self.bridge, (self.address.host, ADDRESS_V6))
 
     @property
     def is_serving(self) -> bool:
@@ -99,7 +110,7 @@ class BridgeListener:
             unconfirmed.set_bridge(self.bridge, reason, self._count_vms())
             return [BridgeProblem("guests are not served", reason)]
         unconfirmed.set_bridge(self.bridge, "")
-        problems = [await self._listen_v6(ports), await self._keep_table()]
+        problems = [await self._listen_v6(ports), await self.keep_table(), check_backlog()]
         return [problem for problem in problems if problem]
 
     def _look_at_ports(self) -> None:
@@ -145,14 +156,20 @@ class BridgeListener:
             return BridgeProblem(text, str(error))
         return None
 
-    async def _keep_table(self) -> BridgeProblem | None:
+    async def keep_table(self) -> BridgeProblem | None:
+        """Load the rules that lead guests to this host, and limit how fast each one connects."""
         try:
-            mac = Path("/sys/class/net", self.bridge, "address").read_text().strip()
-            await self._table.keep(mac, find_ports(self.bridge, self.vms))
+            mac = (self.interfaces / self.bridge / "address").read_text().strip()
+            ports = find_ports(self.bridge, self.vms, self.interfaces)
+            await self._table.keep(mac, ports)
         except (Error, OSError) as error:
-            return BridgeProblem(
-                "guests may be without notice for minutes after a move", str(error)
+            return BridgeProblem(UNPROTECTED, str(error))
+        if not ip_address(self.address.host).is_link_local:
+            reason = (
+                f"nftables rules are loaded for link-local addresses only; {self.address.host} is"
+                " none; expected an address such as 169.254.169.254"
             )
+            return BridgeProblem(UNPROTECTED, reason)
         return None
 
     async def _listen(self, ports: BridgePorts, address: Address) -> None:
@@ -173,3 +190,15 @@ class BridgeListener:
         if self._ports is not None:
             self._ports.close()
             self._ports = None
+
+
+def check_backlog(file: Path = BACKLOG_MAX_FILE) -> BridgeProblem | None:
+    """The kernel cuts the backlog of a listener, which limits half-open connections, to this."""
+    try:
+        backlog_max = int(file.read_text())
+    except OSError:  # hidden from this process; the default is enough since Linux 5.4
+        return None
+    if backlog_max >= BACKLOG:
+        return None
+    reason = f"net.core.somaxconn is {backlog_max}; expected at least {BACKLOG}"
+    return BridgeProblem("fewer half-open connections make the relay refuse guests", reason)

@@ -38,6 +38,7 @@ from forewarn.errors import Unavailable
 from forewarn.hostd.netlink import nftables_generation
 from forewarn.log import log
 
+INTERFACES = Path("/sys/class/net")
 PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 NFT_SECONDS_MAX = 10.0
 LOADS_MAX = 3
@@ -178,11 +179,11 @@ def table_name(bridge: str) -> str:
     return "forewarn_" + UNUSUAL.sub(lambda match: f"_{ord(match[0]):x}_", bridge)
 
 
-def find_ports(bridge: str, vms: dict[int, str]) -> Ports:
+def find_ports(bridge: str, vms: dict[int, str], interfaces: Path = INTERFACES) -> Ports:
     """The ports that the bridge has now. One that disappears meanwhile is left out."""
     guests, others = set[int](), set[int]()
-    for port in Path("/sys/class/net", bridge, "brif").iterdir():
-        interface = Path("/sys/class/net", port.name)
+    for port in (interfaces / bridge / "brif").iterdir():
+        interface = interfaces / port.name
         with suppress(OSError):
             index = int((interface / "ifindex").read_text())
             is_guest = index in vms or (interface / "tun_flags").exists()

@@ -37,8 +37,6 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
     status = f"host {config.host}, bridges {', '.join(config.bridge) or 'none'}"
     async with AsyncExitStack() as stack:
         mark_as_running(config, stack)
-        if config.platform is PlatformName.LIBVIRT:
-            check_disk_lock(config.libvirt_uri, os.environ)
         upstream = Upstream(config.server, config.ca_file)
         platform = make_platform(config)
         inventory = Inventory(make_source(config, platform), config.inventory_seconds)
@@ -65,7 +63,7 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = (inventory.run(), control.run(), notifier.keep_feeding(), unconfirmed.run())
-                for work in (*tasks, *follows):
+                for work in (*tasks, *follows, check_disks(config, platform)):
                     group.create_task(work)
                 on_ready(status)
                 notifier.ready(status)
@@ -117,6 +115,23 @@ def make_platform(config: HostdConfig) -> Platform:
     return open_platform(
         shared, RealClock(), durations=durations, environ=os.environ, read_mounts=read_mounts
     )
+
+
+async def check_disks(config: HostdConfig, platform: Platform) -> None:
+    """Warn if a VM may be started on two hosts that share its disk."""
+    if config.platform is not PlatformName.LIBVIRT:
+        return
+    from forewarn.platform.libvirt.discovery import find_shared_disks
+    from forewarn.platform.libvirt.driver import LibvirtPlatform
+
+    assert isinstance(platform, LibvirtPlatform)
+    libvirts = platform.libvirts
+
+    async def find() -> str:
+        mounts = read_mounts()
+        return await libvirts.ask(config.host, lambda each: find_shared_disks(each, mounts))
+
+    await check_disk_lock(config.libvirt_uri, os.environ, find)
 
 
 def make_source(config: HostdConfig, platform: Platform) -> Source:

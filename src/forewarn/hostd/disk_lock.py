@@ -3,9 +3,10 @@
 import errno
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
+from forewarn.errors import ImpactFailed
 from forewarn.log import log
 from forewarn.option_kind import HostUri
 
@@ -19,29 +20,42 @@ LOCK_MANAGER = re.compile(r"""^\s*lock_manager\s*=\s*["'](\w+)["']""", re.MULTIL
 NO_LOCK = "nop"
 
 
-def check_disk_lock(
-    uris: Iterable[HostUri], environ: Mapping[str, str], path: Path = QEMU_CONF
+async def check_disk_lock(
+    uris: Iterable[HostUri],
+    environ: Mapping[str, str],
+    find_shared_disks: Callable[[], Awaitable[str]],
+    path: Path = QEMU_CONF,
 ) -> None:
     """Log a warning if there is no lock manager, and a line if that cannot be told.
 
-    It matters only where VMs of QEMU may run on other hosts: those have a libvirt URI, too.
+    It matters where VMs of QEMU may run on other hosts: those have a libvirt URI, too, or
+    `find_shared_disks` says why they may. They may be started there by hand.
     """
     texts = [each.uri for each in uris]
-    is_shared = any("{host}" in text for text in texts) or len(set(texts)) > 1
-    if not is_shared or not all(text.startswith("qemu") for text in texts):
+    if not all(text.startswith("qemu") for text in texts):
         return
+    moves_vms = any("{host}" in text for text in texts) or len(set(texts)) > 1
+    unknown = ""
     try:
         found = LOCK_MANAGER.findall(_read(environ, path))
+        if found and found[-1] != NO_LOCK:
+            return
     except OSError as error:
-        log.info("cannot tell whether disks of VMs are locked", problem=f"{path}: {error.strerror}")
+        unknown = f"{path}: {error.strerror}"
+    try:
+        shared = "VMs may be moved to other hosts" if moves_vms else await find_shared_disks()
+    except ImpactFailed as error:
+        unknown, shared = str(error), "unknown"
+    if not shared:
         return
-    if found and found[-1] != NO_LOCK:
+    if unknown:
+        log.info("cannot tell whether disks of VMs are locked", problem=unknown)
         return
     problem = (
         f"{path} has no lock_manager: if hosts share the disks of VMs, a VM that is started on two"
         ' of them destroys its disk; expected lock_manager = "lockd" or "sanlock"'
     )
-    log.warning("disks of VMs are not locked", problem=problem)
+    log.warning("disks of VMs are not locked", problem=problem, shared=shared)
 
 
 def _read(environ: Mapping[str, str], path: Path) -> str:

@@ -1,4 +1,6 @@
-"""Which file systems only this host has. Reads the mount table, and touches no remote one."""
+"""Which file systems only this host has, and which ones hosts share. Reads the mount table, and
+touches no remote one.
+"""
 
 import os
 import re
@@ -20,6 +22,14 @@ LOCAL = frozenset(
 """File systems that two hosts cannot use at the same time, so that a path in them is another file
 on another host. Of the others (NFS, CephFS, GFS2, whatever is in FUSE) that is not certain.
 """
+
+SHARED = frozenset(
+    (
+        *("beegfs", "ceph", "cifs", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "gfs2"),
+        *("gpfs", "lustre", "nfs", "nfs4", "ocfs2", "smb3"),
+    )
+)
+"""File systems that other hosts use at the same time."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,16 @@ class MountTable:
             if kind not in LOCAL or not _is_visible(Path(place)):
                 return ""
         return kind
+
+    def shared_type(self, path: str) -> str:
+        """The type of the file system of a path if other hosts use it, too; empty if that is not
+        certain. Looks at no folder.
+        """
+        kind, place = self.types.get("/", ""), ""
+        for name in os.path.normpath(path).split("/")[1:]:
+            place = f"{place}/{name}"
+            kind = self.types.get(place, kind)
+        return kind if kind in SHARED else ""
 
 
 def _is_visible(place: Path) -> bool:

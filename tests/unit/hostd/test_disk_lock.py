@@ -1,12 +1,15 @@
 """The warning about a host without libvirt's lock manager."""
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forewarn.hostd.disk_lock import CREDENTIAL, MISSING, QEMU_CONF, check_disk_lock
+from forewarn.errors import ImpactFailed
+from forewarn.hostd import disk_lock
+from forewarn.hostd.disk_lock import CREDENTIAL, MISSING, QEMU_CONF
 from forewarn.option_kind import HostUri
 
 ALONE = [HostUri("", "qemu:///system")]
@@ -19,6 +22,19 @@ UNKNOWN = "cannot tell whether disks of VMs are locked"
 @pytest.fixture(autouse=True)
 def all_levels(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "forewarn")
+
+
+def check_disk_lock(
+    uris: list[HostUri], environ: dict[str, str], path: Path, shared: str | ImpactFailed = ""
+) -> None:
+    """`shared` is the disk that is found, or the reason why libvirt cannot be asked for it."""
+
+    async def find() -> str:
+        if isinstance(shared, ImpactFailed):
+            raise shared
+        return shared
+
+    asyncio.run(disk_lock.check_disk_lock(uris, environ, find, path))
 
 
 def write(folder: Path, content: str, name: str = "qemu.conf") -> Path:
@@ -45,6 +61,40 @@ def test_host_that_reaches_others_without_a_lock_manager_is_named(
     (problem,) = problems(caplog)
     assert problem.startswith(f"{path} has no lock_manager")
     assert "\n" not in problem
+
+
+DISK = "a disk of web-0, /mnt/web-0.img is on a shared file system (nfs4)"
+
+
+def test_shared_disk_without_a_lock_manager_is_named_also_on_a_host_that_moves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Someone else may: with virsh, or by autostart on two hosts."""
+    path = write(tmp_path, "")
+    check_disk_lock(ALONE, {}, path, DISK)
+    assert (caplog.messages, caplog.records[0].levelname) == ([NOT_LOCKED], "WARNING")
+    records: list[Any] = caplog.records
+    assert records[0].facts["shared"] == DISK
+    caplog.clear()
+    check_disk_lock(ALONE, {}, write(tmp_path, 'lock_manager = "lockd"'), DISK)
+    assert caplog.messages == []
+
+
+def test_log_says_that_shared_disks_are_not_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_disk_lock(ALONE, {}, write(tmp_path, ""), ImpactFailed("libvirt does not answer"))
+    assert (caplog.messages, caplog.records[0].levelname) == ([UNKNOWN], "INFO")
+    assert problems(caplog) == ["libvirt does not answer"]
+
+
+def test_unreadable_file_matters_where_a_disk_is_shared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_disk_lock(ALONE, {}, tmp_path / "none")
+    assert caplog.messages == []
+    check_disk_lock(ALONE, {}, tmp_path / "none", DISK)
+    assert caplog.messages == [UNKNOWN]
 
 
 @pytest.mark.parametrize("name", ["lockd", "sanlock"])

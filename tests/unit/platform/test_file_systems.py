@@ -51,6 +51,22 @@ def test_file_on_a_shared_or_unknown_file_system_is_not_certainly_local(tmp_path
         assert table(tmp_path, images=kind).local_type(path) == ""
 
 
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "ceph", "fuse.glusterfs", "gfs2", "ocfs2", "cifs"])
+def test_file_on_a_network_file_system_is_shared(tmp_path: Path, kind: str) -> None:
+    """Also if it is not there, because nothing is looked at: a file server may hang."""
+    assert table(tmp_path, images=kind).shared_type(f"{tmp_path}/images/web/disk.img") == kind
+    assert table(tmp_path, images=kind).shared_type(f"{tmp_path}/disk.img") == ""
+
+
+@pytest.mark.parametrize("kind", ["ext4", "somefs", "fuse"])
+def test_file_on_a_local_or_unknown_file_system_is_not_certainly_shared(
+    tmp_path: Path, kind: str
+) -> None:
+    path = disk(tmp_path, "images")
+    assert table(tmp_path, images=kind).shared_type(path) == ""
+    assert MountTable().shared_type(path) == ""
+
+
 def test_mount_point_with_a_space_is_understood(tmp_path: Path) -> None:
     path = disk(tmp_path, "vm images")
 

@@ -12,7 +12,7 @@ from forewarn.errors import Invalid
 from forewarn.platform.file_systems import NO_MOUNTS, MountTable
 from forewarn.platform.libvirt.connection import LibvirtHosts, ignoring
 from forewarn.platform.libvirt.domain_xml import DiscoveredVm, Leases, parse
-from forewarn.platform.libvirt.obstacles import find_tie
+from forewarn.platform.libvirt.obstacles import find_shared_disk, find_tie
 
 INCOMING = tuple(
     (libvirt.VIR_DOMAIN_PAUSED, reason)
@@ -56,6 +56,19 @@ def list_domains(
             is_active = is_active and tuple(state) not in INCOMING
             found.append(replace(vm, is_active=is_active, unmovable=find_tie(xml, mounts)))
     return found
+
+
+def find_shared_disks(connection: Any, mounts: MountTable) -> str:
+    """Why other hosts may write to a disk of this one's domains; empty if that is not known.
+
+    `mounts` are those of the host.
+    """
+    for handle in connection.listAllDomains():
+        with ignoring(libvirt.VIR_ERR_NO_DOMAIN):  # it ended meanwhile
+            found = find_shared_disk(handle.XMLDesc(), mounts)
+            if found:
+                return f"a disk of {handle.name()}, {found}"
+    return ""
 
 
 def list_leases(connection: Any) -> Leases:

@@ -49,6 +49,19 @@ def _list_ties(root: Element, mounts: MountTable) -> Iterator[str]:
             yield f"disk {name.get('dev')} is on a local file system ({kind}): {file}"
 
 
+def find_shared_disk(xml: str, mounts: MountTable) -> str:
+    """A disk of a domain that other hosts reach, too, and may write to; empty if none is known."""
+    for disk in _parse(xml).iterfind("devices/disk"):
+        source = disk.find("source")
+        if source is None or disk.find("readonly") is not None:
+            continue
+        file = source.get("file", "")
+        kind = mounts.shared_type(file) if file else ""
+        if kind:
+            return f"{file} is on a shared file system ({kind})"
+    return ""
+
+
 def _is_needed(device: Element) -> bool:
     """Whether a domain cannot run without a passed-through device. One of a team is unplugged for
     a migration, while its virtio partner goes on.
