@@ -5,6 +5,8 @@ The file, each folder on the way to it, and each symbolic link must belong to ro
 user, and neither their group nor others may write them. Three exceptions: a folder with the sticky
 bit, such as /tmp, where only the owner of an entry can replace it, and the entry is checked too;
 a group that has no other member; and a read-only file system, such as a mounted ConfigMap.
+Members are those that the system lists. A directory service that does not list its users, as sssd
+without `enumerate`, may have a user with this primary group that is not seen.
 
 The first exception is not for a folder of hooks. All files in it are run, so others may not add one
 either: with fs.protected_hardlinks=0, that could be a link to any program of root.

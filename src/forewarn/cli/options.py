@@ -96,7 +96,8 @@ def check_store_kind(context: typer.Context, resolved: Resolved[Config]) -> None
     """Refuse a flag or a variable with another kind of store than the file has.
 
     Servers with `store = "etcd://…"` in their file that a flag starts on SQLite are separate
-    services, each with its own answers, and nothing else shows it. The error names the kinds only:
+    services, each with its own answers, and nothing else shows it. A token that a flag creates in
+    another store is one that they do not know. The error names the kinds only:
     the URL in the file is not checked if a flag wins over it, and may hold a password.
     """
     file = _find_file(context)

@@ -9,7 +9,7 @@ import typer
 from forewarn.cli.api import ControlClient, api_command, complete_names
 from forewarn.cli.lookup import find_campaign, find_event
 from forewarn.cli.options import Limit
-from forewarn.cli.output import show_events, show_list, show_one
+from forewarn.cli.output import format_time, show_events, show_list, show_one
 from forewarn.cli.times import FUTURE, parse_time
 
 Items = Sequence[Mapping[str, Any]]
@@ -61,6 +61,26 @@ def arrange_events(events: Items) -> Items:
     ]
 
 
+def mark_unreadable(items: Items) -> Items:
+    """For a list. An event that its VMs cannot read does not start at its NotBefore."""
+    return [
+        {**event, "status": f"{event['status']} (unreadable)"}
+        if event.get("unreadable_since")
+        else event
+        for event in arrange_events(items)
+    ]
+
+
+def explain_unreadable(items: Items) -> Items:
+    """The same for one event, with the reason."""
+    return [
+        {**event, "start": f"waits: its VMs cannot read it since {format_time(since)}"}
+        if (since := event.get("unreadable_since"))
+        else event
+        for event in arrange_events(items)
+    ]
+
+
 def name_problems(items: Items) -> Items:
     """The codes of what is wrong; `show` has the messages."""
     return [{**item, "problems": [each["code"] for each in item["problems"]]} for item in items]
@@ -74,6 +94,22 @@ def explain_problems(items: Items) -> Items:
     ]
 
 
+def explain_problems_of_hosts(items: Items) -> Items:
+    """For a list. Each with its code, unless that is the state of the host."""
+    return [
+        {
+            **item,
+            "problems": "; ".join(
+                each["message"]
+                if each["code"] == item["state"]
+                else f"{each['code']}: {each['message']}"
+                for each in item["problems"]
+            ),
+        }
+        for item in items
+    ]
+
+
 def explain_host(items: Items) -> Items:
     """The same for the reasons of unmovable VMs."""
     return [
@@ -82,8 +118,12 @@ def explain_host(items: Items) -> Items:
     ]
 
 
-ARRANGE_LIST = {"events": arrange_events, "vms": name_problems, "hosts": name_problems}
-ARRANGE_ONE = {"events": arrange_events, "vms": explain_problems, "hosts": explain_host}
+ARRANGE_LIST = {
+    "events": mark_unreadable,
+    "vms": name_problems,
+    "hosts": explain_problems_of_hosts,
+}
+ARRANGE_ONE = {"events": explain_unreadable, "vms": explain_problems, "hosts": explain_host}
 
 
 def resource(name: str, help_: str, columns: Sequence[str], example: str) -> typer.Typer:

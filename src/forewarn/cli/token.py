@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from forewarn.cli.api import connect
-from forewarn.cli.options import Json, read_config, with_options
+from forewarn.cli.options import Json, check_store_kind, read_config, with_options
 from forewarn.cli.output import show_json, show_list
 from forewarn.cli.store import ETCD_OPTIONS, Work, check_exists, run_on_store
 from forewarn.config import Config
@@ -104,9 +104,12 @@ def revoke(context: typer.Context, name: Name, *, store: Store = None) -> None:
 
 
 def _run_on(context: typer.Context, store: str, work: Work[T], *, may_create: bool = False) -> T:
-    if not check_exists("--store", store, may_create=may_create):
+    exists = check_exists("--store", store, may_create=may_create)
+    resolved = read_config(context, Config)
+    check_store_kind(context, resolved)  # else a token is created that no server knows
+    if not exists:
         print(f"creating the store {store}", file=sys.stderr)
-    return run_on_store("token --store", store, work, read_config(context, Config).config)
+    return run_on_store("token --store", store, work, resolved.config)
 
 
 async def _create(service: "Service", body: Mapping[str, Any]) -> Any:

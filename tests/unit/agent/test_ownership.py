@@ -168,6 +168,51 @@ def test_file_writable_by_a_group_is_refused_if_it_has_other_members(tmp_path: P
         check_ownership(path)
 
 
+@needs_root
+def test_file_writable_by_the_primary_group_of_another_user_is_refused(tmp_path: Path) -> None:
+    """Such a user is in no list of members."""
+    nobody = pwd.getpwuid(NOBODY)
+    assert nobody.pw_name not in grp.getgrgid(nobody.pw_gid).gr_mem
+    path = tmp_path / "agent.toml"
+    path.write_text("")
+    path.chmod(0o664)
+    os.chown(path, 0, nobody.pw_gid)
+
+    with pytest.raises(Invalid, match="has the mode 0664"):
+        check_ownership(path)
+
+
+@pytest.mark.system
+@needs_root
+@pytest.mark.parametrize(
+    ("members", "is_refused"), [("", False), ("root", False), ("root,nobody", True)]
+)
+def test_file_writable_by_a_group_is_refused_if_it_lists_another_member(
+    tmp_path: Path, members: str, is_refused: bool
+) -> None:
+    """No user has it as their primary group: only its list of members decides."""
+    groups, file = tmp_path / "group", tmp_path / "agent.toml"
+    groups.write_text(f"{Path('/etc/group').read_text()}shared:x:54321:{members}\n")
+    file.write_text("")
+    file.chmod(0o664)
+    os.chown(file, 0, 54321)
+    check = (
+        "from pathlib import Path; from forewarn.agent.ownership import check_ownership;"
+        f"check_ownership(Path('{file}'))"
+    )
+    steps = f'mount --bind {groups} /etc/group && {sys.executable} -c "{check}"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", steps],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode != 0) == is_refused, done.stderr
+    assert ("has the mode 0664" in done.stderr) == is_refused
+
+
 @pytest.mark.system
 @needs_root
 def test_read_only_file_system_is_accepted(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ from forewarn.platform.simulated import SimulatedPlatform
 from forewarn.store.base import Record, RevisionCheck, Write
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, guid, vm
+from tests.unit.engine.buggy_engine import BuggyEngine
 
 HOSTS = ("h1", "h2", "h3", "h4")
 HOST_TIME = timedelta(minutes=26)
@@ -107,6 +108,8 @@ class World:
         self.store = store or MemoryStore()
         self.clock = VirtualClock(NOON)
         self.failing = failing
+        self.make_engine: type[Engine] = Engine
+        self.make_campaigns: type[Campaigns] = Campaigns
         self.count = 0
 
     def make_id(self) -> str:
@@ -115,8 +118,8 @@ class World:
 
     async def idle(self, wanted: Fleet | None = None) -> Server:
         """A server whose workers do not run."""
-        engine = Engine(self.store, self.clock, Timing())
-        server = Server(engine, Campaigns(engine), Operations(engine, self.make_id))
+        engine = self.make_engine(self.store, self.clock, Timing())
+        server = Server(engine, self.make_campaigns(engine), Operations(engine, self.make_id))
         await engine.load()
         if wanted is not None:
             await server.operations.apply(wanted, by="test")
@@ -687,6 +690,56 @@ def test_bug_in_a_health_check_is_logged_and_the_check_repeated(
     assert logged.getMessage() == "health check failed"
     assert logged.exc_info is not None
     assert logged.exc_info[0] is ZeroDivisionError
+
+
+class BuggyCampaigns(Campaigns):
+    """The list of live campaigns has a bug that shows the first time with one."""
+
+    errors = 1
+
+    def live(self) -> list[Campaign]:
+        found = super().live()
+        if found and self.errors:
+            self.errors = 0
+            raise KeyError("a bug")
+        return found
+
+
+def test_bug_while_campaigns_are_listed_does_not_end_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(world: World) -> None:
+        world.make_campaigns = BuggyCampaigns
+        async with world.server(fleet()) as server:
+            campaign = await server.start(spec("h1"))
+            await world.clock.advance(2 * HOST_TIME)
+            assert server.counts(campaign) == (DONE, 1, 0, 0)
+
+    run_in_world(main)
+    logged = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert logged == ["bug while listing campaigns"]
+
+
+def test_bug_in_one_campaign_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """It is reconciled again after some seconds."""
+
+    async def main(world: World) -> None:
+        world.make_engine = BuggyEngine
+        scopes = tuple(Scope(name=host, vms=(vm(host, host=host),)) for host in ("h1", "h2"))
+        async with world.server(Fleet(scopes=scopes, hosts=())) as server:
+            assert isinstance(server.engine, BuggyEngine)
+            server.engine.bugs = {("h1", Maintain)}
+            first = await server.start(spec("h1"))
+            other = await server.start(spec("h2"))
+            await world.clock.advance(HOST_TIME)
+            assert server.counts(other) == (DONE, 1, 0, 0)
+            server.engine.bugs.clear()
+            await world.clock.advance(HOST_TIME)
+            assert server.counts(first) == (DONE, 1, 0, 0)
+
+    run_in_world(main)
+    logged = {record.getMessage() for record in caplog.records if record.exc_info}
+    assert logged == {"bug while reconciling a campaign"}
 
 
 def test_interrupted_health_check_is_repeated_by_the_next_server() -> None:

@@ -138,6 +138,31 @@ def test_event_that_cannot_be_read_says_so(capsys: Capture) -> None:
     shown = capsys.readouterr().out
     assert "unreadable since    2030-01-31T13:50:00Z" in shown
     assert "unreadable seconds  60" in shown
+    waits = "waits: its VMs cannot read it since 2030-01-31T13:50:00Z"
+    assert [line.split(maxsplit=1)[1] for line in shown.splitlines() if "waits" in line] == [waits]
+
+    forewarn(200, json.dumps(event | {"unreadable_since": None}).encode(), "event", "show", "1B2C")
+    assert "waits" not in capsys.readouterr().out
+
+
+def test_list_marks_events_that_cannot_be_read(capsys: Capture) -> None:
+    """They do not start at their NotBefore, which may have passed."""
+    columns = ("type", "resources", "scope", "source", "cause")
+    events = [
+        {"id": name, "status": "Scheduled", "not_before": "2030-01-31T13:00:00Z"}
+        | {"unreadable_since": since}
+        | dict.fromkeys(columns, "x")
+        for name, since in (("E1", "2030-01-31T12:50:00Z"), ("E2", None))
+    ]
+    forewarn(
+        200, json.dumps({"events": events, "total": 2, "next": None}).encode(), "event", "list"
+    )
+    _, *lines = capsys.readouterr().out.splitlines()
+
+    assert [line.split("2030")[0].split() for line in lines] == [
+        ["E1", "x", "Scheduled", "(unreadable)"],
+        ["E2", "x", "Scheduled"],
+    ]
 
 
 PROBLEMS = [
@@ -166,6 +191,28 @@ def test_list_marks_vms_with_problems_and_show_has_the_reasons(capsys: Capture) 
     assert [line.partition("  ")[2].strip() for line in shown if line.startswith("problems")] == [
         "its host ha is unreachable: away, since noon; gets only errors since noon"
     ]
+
+
+def test_list_of_hosts_has_the_reasons_and_no_word_twice(capsys: Capture) -> None:
+    problems = [
+        {"code": "unreachable", "message": "its daemon has been away since noon"},
+        {"code": "left-running", "message": "its daemon was forgotten"},
+    ]
+    items = [
+        {"name": name, "state": state, "problems": found} | dict.fromkeys(("events", "vms"), 0)
+        for name, state, found in (("ha", "unreachable", problems), ("hb", "connected", []))
+    ]
+    body = json.dumps(
+        {"hosts": [each | {"scopes": []} for each in items], "total": 2, "next": None}
+    ).encode()
+    assert forewarn(200, body, "host", "list")[0] == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+
+    assert lines[0].startswith(
+        "ha    unreachable  its daemon has been away since noon;"
+        " left-running: its daemon was forgotten  0"
+    )
+    assert lines[1].split()[:3] == ["hb", "connected", "-"]
 
 
 def test_host_shows_unmovable_vms_with_their_reasons(capsys: Capture) -> None:

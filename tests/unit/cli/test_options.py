@@ -214,6 +214,32 @@ def test_service_refuses_another_kind_of_store_than_its_file(
     )
 
 
+@pytest.mark.parametrize(
+    "command", [("create", "ann", "--role", "admin"), ("list",), ("revoke", "ann")]
+)
+def test_token_command_refuses_another_kind_of_store_than_the_file_has(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """It would create a second store, with a token that no server knows."""
+    config, database = tmp_path / "forewarn.toml", tmp_path / "t.db"
+    config.write_text('store = "etcd://h1:2379/forewarn"')
+    if command[0] != "create":
+        database.touch()  # else the command ends because there is no such store
+    flags = ["--config", str(config), "token", *command, "--store", f"sqlite:///{database}"]
+    result = CliRunner().invoke(app, flags)
+
+    assert isinstance(result.exception, Invalid)
+    assert (
+        str(result.exception)
+        .replace(str(tmp_path), "DIR")
+        .startswith(
+            "the kind of store is sqlite (from --store), but etcd (store in DIR/forewarn.toml): "
+        )
+    )
+    assert "creating" not in result.output
+    assert not database.exists() or database.stat().st_size == 0
+
+
 def test_password_in_the_store_of_the_file_is_not_repeated(tmp_path: Path) -> None:
     """No store URL has one, but operators try: a flag is checked before this, the file is not."""
     toml = 'store = "etcd://u:hunter2@h/forewarn"'

@@ -116,19 +116,28 @@ const MAINTENANCE = {
   Redeploy: (whom) => `Moves ${whom} to other hosts.`,
 };
 
+const isLeftRunning = ({ problems }) => problems.some(({ code }) => code === "left-running");
+
 /** What an operator has to know before something is announced on a host; empty if all is well. */
-const warnAway = ({ state, daemon }) => (state === "unreachable"
-  ? `Nothing can be done there now: ${daemon.problem}. Its VMs may be unable to read the event, and the impacts wait for the daemon.` : "");
+function warnAway(host) {
+  if (host.state === "unreachable") {
+    return `Nothing can be done there now: ${host.daemon.problem}. Its VMs may be unable to read the event, and the impacts wait for the daemon.`;
+  }
+  return isLeftRunning(host)
+    ? "Its daemon was forgotten; what may run there is left running. Its VMs may be unable to read the event, and the impacts fail unless the service can act there itself."
+    : "";
+}
 
 function maintain(session, host, whom) {
-  const { state, unmovable } = host;
+  const { unmovable } = host;
+  const isAway = host.state === "unreachable" || isLeftRunning(host);
   const type = h("select", { id: "type" }, Object.keys(MAINTENANCE).map((each) => h("option", {}, each)));
   const describe = () => `${MAINTENANCE[type.value](whom)} The notice begins now. It starts `
     + `${after(session, session.notice_seconds[type.value])}, or earlier once approved. Update domains of a scope take turns.`;
   return {
     text: [field("What is done to the VMs?", type), describing(type, describe), warnAway(host),
       unmovable.length ? `A Redeploy fails for ${count(unmovable.length, "VM")} that cannot move: ${unmovable[0].vm}: ${unmovable[0].why}` : ""],
-    body: () => ({ type: type.value, ...(state === "unreachable" ? { allow_unreachable: true } : {}) }),
+    body: () => ({ type: type.value, ...(isAway ? { allow_unreachable: true } : {}) }),
   };
 }
 
@@ -147,7 +156,7 @@ const ON_HOST = {
 export function hostActions(store, { name: host, daemon, problems }) {
   if (!mayAct(store)) return null;
   const isLost = daemon && !daemon.is_connected;
-  const isLeftRunning = problems.some(({ code }) => code === "left-running");
+  const isLeft = isLeftRunning({ problems });
   return h("div", { class: "actions" }, Object.entries(ON_HOST).map(([verb, [label, prepare]]) =>
     button(label, () => {
       let body = () => ({});
@@ -166,7 +175,7 @@ export function hostActions(store, { name: host, daemon, problems }) {
         done: ({ events }) => (events.length ? `${count(events.length, "event")} announced.` : "Done. No VM was concerned."),
       });
     }, { class: verb === "fail" ? "risky" : null })), isLost ? button("Forget its daemon", () => forget(host), { class: "risky" }) : "",
-  isLeftRunning ? button("Forget it as fenced", () => forget(host, { isLeftRunning }), { class: "risky" }) : "");
+  isLeft ? button("Forget it as fenced", () => forget(host, { isLeftRunning: true }), { class: "risky" }) : "");
 }
 
 const FORGET = {

@@ -155,8 +155,8 @@ class Connection(UvicornProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Never raises: the event loop would log it, and would not close the socket."""
-        super().connection_made(transport)
         try:
+            super().connection_made(transport)
             self.address = self.identify()
             is_admitted = self.policy.admit(self)
         except Exception as error:

@@ -267,11 +267,46 @@ class BrokenIdentity(ConnectionPolicy):
         return partial(UnidentifiedConnection, self, **arguments)
 
 
-@pytest.mark.parametrize("policy_class", [BrokenAdmission, BrokenIdentity])
+class UnnamedSocket:
+    def getsockname(self) -> None:
+        raise KeyError("ours")
+
+
+class UnnamedTransport:
+    """As of a socket whose own address cannot be read: uvicorn asks for it."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        is_socket = name == "socket"
+        return UnnamedSocket() if is_socket else self._transport.get_extra_info(name, default)
+
+
+class UnnamedConnection(Connection):
+    def connection_made(self, transport: Any) -> None:
+        if getattr(self.policy, "is_started", False):
+            transport = UnnamedTransport(transport)
+        super().connection_made(transport)
+
+
+class BrokenTransport(ConnectionPolicy):
+    """The same before a connection is identified."""
+
+    is_started = False
+
+    def connector(self, **arguments: Any) -> Callable[[], asyncio.Protocol]:
+        return partial(UnnamedConnection, self, **arguments)
+
+
+@pytest.mark.parametrize("policy_class", [BrokenAdmission, BrokenIdentity, BrokenTransport])
 @pytest.mark.parametrize("factory", [uvloop.new_event_loop, asyncio.new_event_loop])
 def test_connection_that_fails_where_it_begins_leaves_nothing_open(
     factory: Callable[[], asyncio.AbstractEventLoop],
-    policy_class: type[BrokenAdmission | BrokenIdentity],
+    policy_class: type[BrokenAdmission | BrokenIdentity | BrokenTransport],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An event loop logs what `connection_made` raises, each time, and does not close the socket:

@@ -1,6 +1,6 @@
 """Campaigns over the control API. The rules are in `campaign/rules.py`."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Annotated, Literal
@@ -27,13 +27,16 @@ from forewarn.campaign.model import (
     impact_duration,
 )
 from forewarn.campaign.rules import find_next_blocker
-from forewarn.core.event import Cause, EventType, Status, is_move
+from forewarn.core.event import Cause, Event, EventType, Status, is_move
 from forewarn.engine.engine import Engine
+from forewarn.engine.problems import ScopeIndex
+from forewarn.engine.turns import SLICE, Turn
 from forewarn.errors import CampaignOver, DaemonAway, OverBudget, TooManyCampaigns, UnknownCampaign
 from forewarn.fleetfile.parser import format_budget, parse_budget
 from forewarn.fleetfile.schema import MaxUnavailable
+from forewarn.web.control import pagination
 from forewarn.web.control.dependencies import ApiCall, Call, Name, Page
-from forewarn.web.control.pagination import Key, Paged, build_page, render_list
+from forewarn.web.control.pagination import Key, Paged
 from forewarn.web.control.routes.host import (
     ALLOW_UNREACHABLE,
     DESCRIPTION,
@@ -109,7 +112,10 @@ class HostCounts(msgspec.Struct, frozen=True):
 
 
 class HostRunView(msgspec.Struct, frozen=True):
-    """A host in progress: what it waits for, and until when at the latest or probably."""
+    """A host in progress: what it waits for, and until when at the latest or probably.
+
+    `until` is null if that is not known, such as while the host's daemon is away.
+    """
 
     host: str
     phase: HostPhase
@@ -208,19 +214,21 @@ class CampaignController(Controller):
     async def list_campaigns(self, call: Call, page: Page) -> Response[CampaignList]:
         """All campaigns, the latest first. The last thousand that are over are kept."""
         campaigns = call.service.campaigns.all()[::-1]
-
-        def build(shown: Sequence[Campaign]) -> Iterator[CampaignView]:
-            return (campaign_view(call.service, one, is_listed=True) for one in shown)
-
-        shown = await build_page(CampaignList, campaigns, _sort_key, build, page)
-        return await render_list(shown, page.take_turn)
+        shown, after = pagination.page(campaigns, _sort_key, page.limit, page.cursor)
+        hosts, views = HostRunViews(call.service, page.take_turn), list[CampaignView]()
+        for number, campaign in enumerate(shown):
+            if number % SLICE == 0:
+                await page.take_turn()
+            views.append(await view_campaign(call.service, campaign, hosts, is_listed=True))
+        found = CampaignList(views, total=len(campaigns), next=after)
+        return await pagination.render_list(found, page.take_turn)
 
     @get("/{campaign:str}", errors=(UnknownCampaign,))
     async def show_campaign(self, campaign: Name, call: Call) -> CampaignView:
         """A campaign: its progress, what it waits for, and when it will probably end."""
         service = call.service
         found = await service.engine.look_up(lambda: service.campaigns.find(campaign))
-        return campaign_view(service, found)
+        return await view_campaign(service, found, HostRunViews(service, call.take_turn))
 
     @post("/", status_code=HTTP_202_ACCEPTED, errors=(OverBudget, TooManyCampaigns, DaemonAway))
     async def start_campaign(self, data: JSONBody[NewCampaign], call: Call) -> CampaignResult:
@@ -248,7 +256,8 @@ class CampaignController(Controller):
                 await refuse_unreachable(service, planned.hosts)
 
         started = await service.campaigns.start(data.spec(), call.by, operation_id, check)
-        return CampaignResult(campaign_view(service, started))
+        hosts = HostRunViews(service, call.take_turn)
+        return CampaignResult(await view_campaign(service, started, hosts))
 
     @post("/{campaign:str}/pause", status_code=HTTP_200_OK, errors=ENDED_ERRORS)
     async def pause_campaign(self, campaign: Name, call: Call) -> CampaignResult:
@@ -268,11 +277,71 @@ class CampaignController(Controller):
 
 async def _set_state(campaign: str, state: CampaignState, call: ApiCall) -> CampaignResult:
     changed = await call.service.campaigns.set_state(campaign, state, call.by)
-    return CampaignResult(campaign_view(call.service, changed))
+    hosts = HostRunViews(call.service, call.take_turn)
+    return CampaignResult(await view_campaign(call.service, changed, hosts))
 
 
-def campaign_view(service: Service, campaign: Campaign, *, is_listed: bool = False) -> CampaignView:
-    engine, spec, now = service.engine, campaign.spec, service.engine.clock.now()
+class HostRunViews:
+    """The hosts in progress of campaigns, for one request.
+
+    All of them are looked up in the same state of a scope, which is read once. Other requests get
+    their turns between hosts and between scopes.
+    """
+
+    def __init__(self, service: Service, take_turn: Turn) -> None:
+        self._service = service
+        self._take_turn = take_turn
+        self._scopes: dict[str, ScopeIndex | None] = {}
+
+    async def build(self, campaign: Campaign) -> tuple[list[HostRunView], bool]:
+        """The hosts in progress, and whether any of them waits for more than time."""
+        views, is_held_up = list[HostRunView](), False
+        for run in campaign.in_progress:
+            await self._take_turn()
+            live = await self._list_live(run)
+            obstacle = self._find_obstacle(run, live)
+            events = [event for _, event in live]
+            views.append(_view_run(self._service.engine, campaign.spec, run, events, obstacle))
+            is_held_up = is_held_up or obstacle != ""
+        return views, is_held_up
+
+    async def _list_live(self, run: HostRun) -> list[tuple[ScopeIndex, Event]]:
+        """The events of a host in progress that are not over yet."""
+        live = list[tuple[ScopeIndex, Event]]()
+        for ref in run.events:
+            if ref.scope not in self._scopes:
+                await self._take_turn()
+                published = self._service.engine.board.scopes.get(ref.scope)
+                self._scopes[ref.scope] = ScopeIndex(published.scope) if published else None
+            scope = self._scopes[ref.scope]
+            event = scope.events.get(ref.event_id) if scope else None
+            if scope is not None and event is not None:
+                live.append((scope, event))
+        return live
+
+    def _find_obstacle(self, run: HostRun, live: Sequence[tuple[ScopeIndex, Event]]) -> str:
+        """What has to change before a host in progress goes on; empty if time alone is enough."""
+        if run.phase is HostPhase.CHECKING:
+            return ""
+        problems = self._service.hosts.problems
+        for scope, event in live:
+            if event.status is Status.STARTED:
+                obstacle = problems.obstacle(scope, event.id)
+            else:
+                obstacle = problems.describe_away(run.host)
+            if obstacle:
+                return obstacle
+        is_unreadable = any(
+            event.status is Status.SCHEDULED and event.unreadable_since for _, event in live
+        )
+        return "VMs to be able to read their events" if is_unreadable else ""
+
+
+async def view_campaign(
+    service: Service, campaign: Campaign, hosts: HostRunViews, *, is_listed: bool = False
+) -> CampaignView:
+    in_progress, is_held_up = await hosts.build(campaign)
+    spec, now = campaign.spec, service.engine.clock.now()
     blocker = None
     waiting: tuple[str, ...] = ()
     if not campaign.is_over and not is_listed:
@@ -287,20 +356,22 @@ def campaign_view(service: Service, campaign: Campaign, *, is_listed: bool = Fal
         hosts=view(HostCounts, campaign, in_progress=len(campaign.in_progress)),
         waiting_for="" if blocker is None else f"{blocker.host}: {blocker}",
         waiting_hosts=waiting[:WAITING_HOSTS_MAX],
-        estimated_end=estimate_end(campaign, now, engine.timing),
+        estimated_end=None if is_held_up else estimate_end(campaign, now, service.engine.timing),
         max_unavailable=format_budget(spec.max_unavailable),
-        in_progress=[_view_run(engine, spec, run) for run in campaign.in_progress],
+        in_progress=in_progress,
     )
 
 
-def _view_run(engine: Engine, spec: CampaignSpec, run: HostRun) -> HostRunView:
-    scopes = [(ref, engine.board.scopes.get(ref.scope)) for ref in run.events]
-    live = [event for ref, one in scopes if one and (event := one.scope.event(ref.event_id))]
+def _view_run(
+    engine: Engine, spec: CampaignSpec, run: HostRun, live: Sequence[Event], obstacle: str
+) -> HostRunView:
     started = [e.started_at for e in live if e.status is Status.STARTED and e.started_at]
     events = f"{len(live)} event{'s' if len(live) != 1 else ''}"
     waiting_for, until = "its events", None
     if run.phase is HostPhase.CHECKING:
         waiting_for, until = "the health command", run.checked_until
+    elif obstacle:
+        waiting_for = obstacle
     elif started:
         end = max(started) + impact_duration(spec, engine.timing)
         waiting_for, until = f"{events} to end", end
@@ -315,7 +386,7 @@ def _view_blockers(blockers: Iterable[Blocker]) -> list[BlockerView]:
 
 
 def _list_unreachable(service: Service, planned: Forecast) -> list[UnreachableHost]:
-    reasons = ((host, service.hosts.managed.reason(host)) for host in planned.hosts)
+    reasons = ((host, service.hosts.away_reason(host)) for host in planned.hosts)
     return [UnreachableHost(host, reason) for host, reason in reasons if reason]
 
 

@@ -41,23 +41,23 @@ StillRunning = Annotated[
 DESCRIPTION = msgspec.Meta(description="text that VMs read")
 ALLOW_UNREACHABLE = msgspec.Meta(
     description="true to announce it also where the daemon of a host is away: its VMs may be unable"
-    " to read it, and its impacts wait for the daemon"
+    " to read it, and its impacts wait for the daemon, or fail if it was forgotten"
 )
 
 
 async def refuse_unreachable(service: Service, hosts: Collection[str]) -> None:
     """Refuse hosts on which nothing can be done at present, also by what other servers know."""
-    managed = service.hosts.managed
-    if any(map(managed.is_unreachable, hosts)):
+    find_reason = service.hosts.away_reason
+    if any(map(find_reason, hosts)):
         await service.engine.catch_up()
-    reasons = {host: reason for host in hosts if (reason := managed.reason(host))}
+    reasons = {host: reason for host in hosts if (reason := find_reason(host))}
     if not reasons:
         return
     shown = [f"{host}: {reason}" for host, reason in reasons.items()]
     more = f"; and {len(shown) - LISTED_MAX} more hosts" if len(shown) > LISTED_MAX else ""
     raise errors.DaemonAway(
         f"{'; '.join(shown[:LISTED_MAX])}{more}; VMs there may be unable to read an event, and its"
-        " impacts would wait; expected a daemon that is connected, or `allow_unreachable`",
+        " impacts would wait or fail; expected a daemon that is connected, or `allow_unreachable`",
         hosts=sorted(reasons),
     )
 
@@ -139,7 +139,7 @@ class HostController(Controller):
         """
         service = call.service
         await service.engine.look_up(lambda: service.engine.board.scopes_on(host))
-        if not data.allow_unreachable and service.hosts.managed.is_unreachable(host):
+        if not data.allow_unreachable and service.hosts.away_reason(host):
             await service.engine.catch_up()
             if not service.operations.is_repeated(host):
                 await refuse_unreachable(service, [host])

@@ -1,19 +1,34 @@
 """Campaigns over the API: plan, start, show, list, pause, resume, cancel, and errors."""
 
+import asyncio
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from forewarn.campaign.model import EventRef, operation_id_of
+from forewarn.campaign.model import (
+    Campaign,
+    CampaignSpec,
+    EventRef,
+    HostPhase,
+    HostRun,
+    operation_id_of,
+)
 from forewarn.campaign.rules import reconcile, set_announced
 from forewarn.core.command import Approve, Maintain
-from forewarn.core.event import EventType
+from forewarn.core.event import EventType, Status
 from forewarn.core.scheduling import event_id_of
-from forewarn.web.control.routes.campaign import NewCampaign
+from forewarn.engine.turns import yield_once
+from forewarn.web.control.routes.campaign import HostRunViews, NewCampaign, view_campaign
 from forewarn.web.control.routes.host import Maintenance
+from tests.builders import NOON, guid, maintain, scope_of, vm
+from tests.builders import run as after
+from tests.unit.engine import hostd_world
+from tests.unit.web.control.routes.test_host import ask, lose_host_a
 from tests.unit.web.control_world import World, main
+from tests.work_count import work_of_turns
 
 PATH = "/api/v1/campaigns"
 BODY: dict[str, object] = {"type": "Reboot", "hosts": ["host-*"]}
@@ -170,6 +185,126 @@ def test_requested_duration_decides_when_an_impact_should_end() -> None:
         assert run["until"] == "2030-01-31T13:00:00Z"
 
     main(act)
+
+
+async def start_without_daemon(world: hostd_world.World) -> str:
+    """Announce host-a, whose daemon is away; returns the reason of that."""
+    await lose_host_a(world)
+    await world.poll("web")
+    body = BODY | {"hosts": ["host-a"], "allow_unreachable": True}
+    await ask(world, "POST", "campaigns", body)
+    await world.settle()
+    (problem,) = (await ask(world, "GET", "hosts/host-a"))["problems"]
+    return str(problem["message"])
+
+
+async def progress(world: hostd_world.World) -> tuple[str, bool, bool]:
+    """What its host waits for, and whether an end is estimated, of that and of the campaign."""
+    campaign = await ask(world, "GET", "campaigns/c1")
+    (listed,) = (await ask(world, "GET", "campaigns"))["campaigns"]
+    (host,) = campaign["in_progress"]
+    assert (listed["in_progress"], listed["estimated_end"]) == ([host], campaign["estimated_end"])
+    return host["waiting_for"], bool(host["until"]), bool(campaign["estimated_end"])
+
+
+def test_host_whose_daemon_is_away_shows_that_and_no_estimate() -> None:
+    """Its VMs cannot read the event, and the impact would wait: no time is known."""
+
+    async def act(world: hostd_world.World) -> None:
+        reason = await start_without_daemon(world)
+        away = f"the daemon of host-a: {reason}"
+        assert reason.startswith("its daemon has been away since 2030-01-31T12:00:")
+        assert await progress(world) == (away, False, False)
+        await world.pass_time(timedelta(minutes=16))
+        (event,) = (await ask(world, "GET", "events"))["events"]
+        assert event["status"] == "Started"
+        assert await progress(world) == (away, False, False)
+
+        daemon = hostd_world.Daemon(world, "host-a")
+        await daemon.work()
+        waiting_for, *estimates = await progress(world)
+        assert waiting_for.startswith("a report of host-a: its daemon is connected, and has not")
+        assert estimates == [False, False]
+        await daemon.report(hostd_world.reported("web-0", scope="web"))
+        assert await progress(world) == ("1 event to end", True, True)
+
+    hostd_world.run(act)
+
+
+def test_host_whose_vms_cannot_read_shows_that_and_no_estimate() -> None:
+    """Its event does not start at NotBefore, however soon that is."""
+
+    async def act(world: hostd_world.World) -> None:
+        daemon = await world.daemon("host-a", hostd_world.reported("web-0", scope="web"))
+        await world.poll("web")
+        await ask(world, "POST", "campaigns", BODY | {"hosts": ["host-a"]})
+        await world.settle()
+        daemon.unconfirmed_since = world.clock.now()
+        await world.pass_time(timedelta(minutes=2), daemon)
+
+        assert await progress(world) == ("VMs to be able to read their events", False, False)
+
+    hostd_world.run(act, is_confirming=True)
+
+
+def set_in_progress(world: World, name: str, hosts: int) -> tuple[HostRun, ...]:
+    """Publish a set with a VM on each of these hosts, each with an event that has started."""
+    members = tuple(vm(f"{name}-{n}", domain=n, host=f"{name}-host-{n}") for n in range(hosts))
+    scope = after(scope_of(members[0]), maintain(members[0].host, EventType.REBOOT))
+    scope = after(scope, Approve(event_ids=(scope.events[0].id,)))
+    (event,), (impact,) = scope.events, scope.impacts
+    assert event.status is Status.STARTED
+    ids = [guid(n) for n in range(hosts)]
+    events = (
+        replace(event, id=id_, resources=(member.name,))
+        for id_, member in zip(ids, members, strict=True)
+    )
+    impacts = (
+        replace(impact, event_id=id_, vm=member.name)
+        for id_, member in zip(ids, members, strict=True)
+    )
+    scope = replace(
+        scope, name=name, vms=members, events=tuple(events), impacts=tuple(impacts), dropped=()
+    )
+    world.engine.board.publish(scope, 1)
+    return tuple(
+        HostRun(member.host, NOON, HostPhase.ANNOUNCED, (EventRef(name, id_),))
+        for id_, member in zip(ids, members, strict=True)
+    )
+
+
+async def view_work(world: World, *runs: HostRun) -> list[int]:
+    """The work for the hosts in progress of a campaign, by turns."""
+    spec = CampaignSpec(type=EventType.REBOOT, patterns=("*",))
+    campaign = Campaign(id="c1", spec=spec, started_at=NOON, total=len(runs), in_progress=runs)
+    hosts = HostRunViews(world.service, yield_once)
+    return await work_of_turns(view_campaign(world.service, campaign, hosts, is_listed=True))
+
+
+def test_cost_of_hosts_in_progress_is_linear_in_their_events() -> None:
+    """Their VMs are in the same sets: a set is read once, and not for each host."""
+
+    async def act() -> None:
+        world = World()
+        few, many = set_in_progress(world, "few", 20), set_in_progress(world, "many", 200)
+        await view_work(world, *few)  # a first view has its own costs
+        assert sum(await view_work(world, *many)) < 12 * sum(await view_work(world, *few))
+
+    asyncio.run(act())
+
+
+def test_polls_pass_between_hosts_in_progress() -> None:
+    """A campaign may have 250, in as many sets."""
+
+    async def act() -> None:
+        world = World()
+        runs = [run for n in range(50) for run in set_in_progress(world, f"set-{n}", 1)]
+        await view_work(world, *runs)
+        few, many = await view_work(world, *runs[:5]), await view_work(world, *runs)
+        assert max(many) < 2 * max(few)
+        assert len(many) > len(runs)
+
+    asyncio.run(act())
 
 
 def test_campaign_shows_why_the_next_host_waits() -> None:

@@ -8,6 +8,8 @@ import httpx
 import pytest
 
 from forewarn.core.event import EventType
+from forewarn.core.timing import DURATION
+from forewarn.platform.simulated import SimulatedPlatform
 from tests.builders import guid
 from tests.unit.engine.hostd_world import Daemon, Server, SlowStore, World, reported, run
 
@@ -126,6 +128,50 @@ def test_campaign_names_hosts_whose_daemon_is_away_and_is_refused() -> None:
         assert (refused["error"], refused["facts"]) == ("daemon_away", {"hosts": ["host-a"]})
         started = await ask(world, "POST", "campaigns", body | {"allow_unreachable": True})
         assert started["campaign"]["hosts"]["total"] == 2
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_simulated", [True, False])
+def test_host_that_was_left_running_counts_as_away_unless_the_server_acts_there(
+    is_simulated: bool,
+) -> None:
+    """Its daemon is gone: impacts fail where the servers only simulate them."""
+
+    async def test(world: World) -> None:
+        await lose_host_a(world)
+        if is_simulated:
+            world.servers[0].hosts.local = SimulatedPlatform(
+                world.clock, durations=DURATION, hosts=lambda: ()
+            )
+        await ask(world, "DELETE", "hosts/host-a/daemon?still_running=true")
+        campaign = {"type": "Reboot", "hosts": ["host-a"]}
+        planned = await ask(world, "POST", "campaigns", campaign | {"plan": True})
+        started = await ask(world, "POST", "campaigns", campaign)
+        announced = await ask(world, "POST", "hosts/host-a/maintain", {"type": "Reboot"})
+        why = "its daemon was forgotten; what may run there is left running"
+        if is_simulated:
+            assert planned["plan"]["unreachable"] == [{"host": "host-a", "why": why}]
+            assert (started["error"], announced["error"]) == ("daemon_away", "daemon_away")
+            assert announced["message"].startswith(f"host-a: {why}; ")
+            body = {"type": "Reboot", "allow_unreachable": True}
+            announced = await ask(world, "POST", "hosts/host-a/maintain", body)
+        else:
+            assert planned["plan"]["unreachable"] == []
+            assert started["campaign"]["hosts"]["total"] == 1
+        assert [event["resources"] for event in announced["events"]] == [["web-0"]]
+
+    run(test)
+
+
+def test_host_that_was_fenced_is_not_away() -> None:
+    """Its VMs are off: an event of them ends nothing that runs."""
+
+    async def test(world: World) -> None:
+        await lose_host_a(world)
+        await ask(world, "DELETE", "hosts/host-a/daemon?fenced=true")
+        announced = await ask(world, "POST", "hosts/host-a/maintain", {"type": "Reboot"})
+        assert [event["resources"] for event in announced["events"]] == [["web-0"]]
 
     run(test)
 
