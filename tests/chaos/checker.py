@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tests.chaos.history import (
     OPERATIONS,
     POLLS,
+    VM_OPERATIONS,
     Call,
     HistoryEntry,
     Kind,
@@ -29,8 +30,9 @@ CLOCK_ERROR_SECONDS_MAX = 1.0
 SHOWN_LATE_SECONDS_MAX = 3.0
 """How late a server of a busy machine may show what another has committed. Outages take longer."""
 UNREAD_SECONDS = 8.0
-"""If there are dozens of polls a second and none is answered for so long, guests could not read
-anything. The machine may be busy, so this is longer than what the servers count.
+"""If there are dozens of polls a second and none is answered for so long with what was committed,
+guests could not read anything. The machine may be busy, so this is longer than what the servers
+count.
 """
 
 
@@ -240,11 +242,12 @@ def may_start_early(facts: Facts, event_id: str, at: float) -> bool:
 def check_read(facts: Facts) -> Iterator[Violation]:
     """The notice as guests saw it: from the last document without the event until its start.
 
-    Times in which no guest got an answer do not count. An outage concerns all scopes, and one scope
-    may not be polled for seconds when the machine is busy.
+    Times in which no guest got an answer do not count, and neither do times in which all answers
+    have an Age. An outage concerns all scopes, and one scope may not be polled for seconds when the
+    machine is busy.
     """
     polls, starts = polls_by_scope(facts.recording), first_starts(facts)
-    answered = sorted(call.answered_at for calls in polls.values() for call in calls)
+    confirmed = sorted(call.answered_at for call in facts.recording.calls if call.is_confirmed_read)
     promised = latest_not_before(facts)
     for entry in facts.scheduled():
         at, _ = starts.get(entry.event, (0.0, ""))
@@ -252,7 +255,7 @@ def check_read(facts: Facts) -> Iterator[Violation]:
         if at < promised[entry.event] or may_start_early(facts, entry.event, at):
             continue  # it has not started, or `check_notice` judges it
         since = last_without(facts.recording, polls[entry.scope], entry.event, at)
-        read = read_seconds(answered, since, at)
+        read = read_seconds(confirmed, since, at)
         if read < notice - SHOWN_LATE_SECONDS_MAX:
             yield Violation(
                 Promise.READ,
@@ -265,15 +268,14 @@ def polls_by_scope(recording: Recording) -> dict[str, list[Call]]:
     """The polls of each scope that were answered, in the order of their answers."""
     polls: dict[str, list[Call]] = defaultdict(list)
     for call in sorted(recording.calls, key=lambda call: call.answered_at):
-        if call.kind in POLLS and call.status in (200, 304):
+        if call.is_poll_response:
             polls[call.scope].append(call)
     return polls
 
 
 def kind_of(entry: HistoryEntry) -> str:
     """The operation that has announced an event."""
-    causes = {"user-restart": Kind.RESTART, "user-redeploy": Kind.REDEPLOY}
-    return causes.get(entry.cause, Kind.MAINTAIN)
+    return VM_OPERATIONS.get(entry.cause, Kind.MAINTAIN)
 
 
 def last_without(recording: Recording, polls: Sequence[Call], event_id: str, at: float) -> float:
@@ -292,9 +294,9 @@ def last_without(recording: Recording, polls: Sequence[Call], event_id: str, at:
     return since
 
 
-def read_seconds(answered: Sequence[float], since: float, at: float) -> float:
-    """For how long guests could read between two times, given when any guest got an answer."""
-    between = answered[bisect_right(answered, since) : bisect_left(answered, at)]
+def read_seconds(confirmed: Sequence[float], since: float, at: float) -> float:
+    """For how long guests could read between two times, given all confirmed reads."""
+    between = confirmed[bisect_right(confirmed, since) : bisect_left(confirmed, at)]
     steps = pairwise([since, *between, at])
     return sum(later - before for before, later in steps if later - before < UNREAD_SECONDS)
 
@@ -394,8 +396,8 @@ def check_at_most_once(facts: Facts) -> Iterator[Violation]:
     operations = operations_by_subject(facts.recording.calls)
     events: dict[tuple[str, str], list[HistoryEntry]] = defaultdict(list)
     for entry in facts.scheduled():
-        if entry.cause in ("user-restart", "user-redeploy"):
-            events[entry.cause.removeprefix("user-"), entry.resources[0]].append(entry)
+        if entry.cause in VM_OPERATIONS:
+            events[VM_OPERATIONS[entry.cause], entry.resources[0]].append(entry)
     for subject, found in sorted(events.items()):
         asked = operations.get(subject, [])
         named = {event.id for calls in asked for call in calls for event in call.events}
@@ -424,7 +426,7 @@ def operations_by_subject(calls: Iterable[Call]) -> dict[tuple[str, str], list[l
     """The operations on each VM that were not refused; repeated ones are one."""
     operations: dict[tuple[str, str], dict[str, list[Call]]] = defaultdict(dict)
     for number, call in enumerate(calls):
-        if call.kind in (Kind.RESTART, Kind.REDEPLOY) and not call.is_refused:
+        if call.kind in VM_OPERATIONS.values() and not call.is_refused:
             key = call.key or f"call {number}"
             operations[call.kind, call.vm].setdefault(key, []).append(call)
     return {subject: list(by_key.values()) for subject, by_key in operations.items()}

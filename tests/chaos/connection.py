@@ -17,6 +17,7 @@ class Response(NamedTuple):
     status: int
     body: bytes = b""
     etag: str = ""
+    age: int = 0
 
 
 class Connection:
@@ -29,7 +30,8 @@ class Connection:
         try:
             self._http.request("GET", path, headers=headers)
             response = self._http.getresponse()
-            return Response(response.status, response.read(), response.getheader("ETag", ""))
+            etag, age = response.getheader("ETag", ""), int(response.getheader("Age", "0"))
+            return Response(response.status, response.read(), etag, age)
         except (OSError, HTTPException):
             self._http.close()
             return Response(0)

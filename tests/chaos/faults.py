@@ -12,13 +12,15 @@ from typing import NamedTuple
 
 from forewarn.engine.lease import TTL_SECONDS
 from tests.chaos.cluster import IMPACT_SECONDS, Cluster, Server, wait_until
-from tests.chaos.history import Fault
+from tests.chaos.history import Fault, Kind
 
 LONGER_THAN_A_LEASE = TTL_SECONDS + 2
 STORE_DOWN_SECONDS = 30
 QUORUM_LOST = "quorum of etcd lost"
 QUORUM_LOST_SECONDS = 25
 QUORUM_TRIES_MAX = 3
+SHOWN_SECONDS = 1.0
+"""After this time, what was announced is in the documents."""
 CLOCK_SECONDS = (30.0, -30.0)
 CLOCK_WRONG_SECONDS = 15
 RECOVERY_SECONDS_MAX = 180
@@ -134,24 +136,32 @@ def lose_quorum(cluster: Cluster, chance: random.Random) -> Hit:
 
 
 def stop_followers(cluster: Cluster) -> None:
-    """Each server announces an event meanwhile.
+    """Evictions and deletions are announced on each server just before, so that guests can read
+    them from memory only, and again meanwhile, with a restart.
 
     A follower alone has no quorum with the leader unless it accepts the leader's log, so the first
     one continues before the others: together, they could overrule the leader.
     """
     leader = cluster.let_busiest_lead()
     followers = [member for member in cluster.etcd.members if member is not leader]
+    announce(cluster, Kind.EVICT, Kind.DELETE)
+    time.sleep(SHOWN_SECONDS)
     for member in followers:
         member.signal(signal.SIGSTOP)
     try:
-        for server in cluster.servers:
-            server.request("announce")
+        announce(cluster, Kind.RESTART, Kind.EVICT, Kind.DELETE)
         time.sleep(QUORUM_LOST_SECONDS)
     finally:
         followers[0].signal(signal.SIGCONT)
         wait_until(leader.is_healthy, "an election", RECOVERY_SECONDS_MAX)
         for member in followers[1:]:
             member.signal(signal.SIGCONT)
+
+
+def announce(cluster: Cluster, *kinds: Kind) -> None:
+    """One operation of each kind on each server; does not wait for the responses."""
+    for server in cluster.servers:
+        server.request(" ".join(("announce", *kinds)))
 
 
 def count_late(cluster: Cluster) -> int:

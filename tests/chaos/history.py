@@ -31,6 +31,8 @@ class Kind(StrEnum):
     APPROVE = "approve"
     RESTART = "restart"
     REDEPLOY = "redeploy"
+    EVICT = "evict"
+    DELETE = "delete"
     MAINTAIN = "maintain"
     CANCEL = "cancel"
     EXTEND = "extend"
@@ -40,8 +42,17 @@ class Kind(StrEnum):
 
 
 POLLS = (Kind.POLL, Kind.WAIT, Kind.FINAL)
-OPERATIONS = (Kind.RESTART, Kind.REDEPLOY, Kind.MAINTAIN)
+VM_OPERATIONS = {
+    "user-restart": Kind.RESTART,
+    "user-redeploy": Kind.REDEPLOY,
+    "eviction": Kind.EVICT,
+    "user-delete": Kind.DELETE,
+}
+"""The operations on one VM, by the cause that their events have in the history."""
+OPERATIONS = (*VM_OPERATIONS.values(), Kind.MAINTAIN)
 """What creates events."""
+AGE_UNKNOWN = -1
+"""Of a response to our own client, which does not return its headers."""
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -59,7 +70,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     requested may have happened, or may still happen. `view` names what a document contained (see
     `Recording.views`); it is empty for a 304. `events` are those that an operation created, or that
     an approval, a cancellation or an extension named. Operations of one `key` are one operation
-    that was repeated. `text` is the description that a maintenance asked for.
+    that was repeated. `text` is the description that a maintenance asked for. `age` is how old a
+    document may be, in seconds, by its Age header; 0 if it has none.
     """
 
     client: str
@@ -76,6 +88,18 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: str = ""
     text: str = ""
     not_before: float = 0.0
+    age: int = 0
+
+    @property
+    def is_poll_response(self) -> bool:
+        return self.kind in POLLS and self.status in (200, 304)
+
+    @property
+    def is_confirmed_read(self) -> bool:
+        """Whether its document is what was committed. With an Age, it is from the memory of a
+        server that has lost the store, and the time does not count as notice.
+        """
+        return self.is_poll_response and self.age == 0
 
     @property
     def is_acknowledged(self) -> bool:

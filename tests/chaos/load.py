@@ -4,8 +4,9 @@
 input is a request of the harness, answered with a line on the output:
 
     ready      print the status of /readyz
-    announce   restart a VM that no operator restarts, once; does not wait for the response
-    late       print how many of these restarts have an event and were not acknowledged
+    announce   with kinds such as `evict delete`: one operation of each, on a VM that no operator
+               works on; does not wait for the response
+    late       print how many of these operations have an event and were not acknowledged
     quiet      end the operators; polls and approvals continue
     final      read every document, and print them as JSON
     history    read the whole history of the service into a file
@@ -15,9 +16,10 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from datetime import UTC, datetime
+from itertools import cycle
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
@@ -25,10 +27,21 @@ from typing import Any
 
 from forewarn.client import Client, Document, EndpointError, HttpError
 from tests.chaos.connection import METADATA_PORT, Connection, Response, send
-from tests.chaos.fleet import ANNOUNCED, ANNOUNCER, FLEET, HOSTS, SCOPE_OF, VMS, server_of
+from tests.chaos.fleet import (
+    ANNOUNCED,
+    ANNOUNCER,
+    FLEET,
+    HOSTS,
+    SCOPE_OF,
+    VMS,
+    server_of,
+    spares_of,
+)
 from tests.chaos.history import (
+    AGE_UNKNOWN,
     CALLS_FILE,
     ENTRIES_FILE,
+    VM_OPERATIONS,
     Call,
     Kind,
     Recorder,
@@ -61,7 +74,14 @@ class Clients:
         self.quiet = Flag()
         self._operators: list[Thread] = []
         self._acknowledged: set[str] = set()
-        self.announced_vm = next(vm for vm in ANNOUNCED if server_of(vm) == server)
+        restarted = next(vm for vm in ANNOUNCED if server_of(vm) == server)
+        self._announced = {
+            Kind.RESTART: (restarted,),
+            Kind.EVICT: spares_of(server, Kind.EVICT),
+            Kind.DELETE: spares_of(server, Kind.DELETE),
+        }
+        # When a long run has used up the spares, the servers refuse what it announces.
+        self._next_announced = {kind: cycle(vms) for kind, vms in self._announced.items()}
         self._recorder = Recorder(folder / CALLS_FILE.format(server))
 
     def start(self) -> None:
@@ -149,6 +169,7 @@ class Clients:
             scope=scope,
             incarnation=incarnation,
             view=view,
+            age=response.age,
         )
         return response
 
@@ -193,9 +214,15 @@ class Clients:
             self.record(client, Kind.WAIT, asked_at, status_of(error), scope=scope)
             return None
         view = self._recorder.view(*view_of_document(document))
-        incarnation = document.incarnation
         self.record(
-            client, Kind.WAIT, asked_at, 200, scope=scope, incarnation=incarnation, view=view
+            client,
+            Kind.WAIT,
+            asked_at,
+            200,
+            scope=scope,
+            incarnation=document.incarnation,
+            view=view,
+            age=AGE_UNKNOWN,
         )
         return document
 
@@ -258,29 +285,34 @@ class Clients:
             time.sleep(PAUSE_SECONDS)
         return ()
 
-    def announce(self) -> None:
-        """An operator who announces an event just when a fault has begun, and does not repeat it.
+    def announce(self, kinds: Iterable[Kind]) -> None:
+        """Operators who announce events just before or after a fault begins, and do not repeat it.
 
-        One thread at a time: whoever requests this waits for the end of the fault.
+        One thread of a kind at a time: the harness waits for the responses, or for the end of the
+        fault.
         """
-        thread = Thread(target=self._announce, daemon=True)
-        thread.start()
-        self._operators.append(thread)
+        for kind in kinds:
+            vm = next(self._next_announced[kind])
+            thread = Thread(target=self._announce, args=(kind, vm), daemon=True)
+            thread.start()
+            self._operators.append(thread)
 
-    def _announce(self) -> None:
-        vm = self.announced_vm
-        events = self.operate(
-            f"{self.server}/{ANNOUNCER}", Kind.RESTART, f"/vms/{vm}", "", {}, vm=vm
-        )
+    def _announce(self, kind: Kind, vm: str) -> None:
+        client = f"{self.server}/{kind}-{ANNOUNCER}"
+        events = self.operate(client, kind, f"/vms/{vm}", "", {}, vm=vm)
         self._acknowledged |= {event.id for event in events}
 
     def count_late(self) -> int:
-        """How many events the announcer created without knowing it."""
-        query = f"vm={self.announced_vm}&what=scheduled&limit=1000"
-        response = send("GET", f"/api/v1/history?{query}")
-        assert response.status == 200, response
-        entries = json.loads(response.body)["history"]
-        created = {entry["event"] for entry in entries if entry["cause"] == "user-restart"}
+        """How many events the announcers created without knowing it."""
+        created = set[str]()
+        for kind, vms in self._announced.items():
+            query = f"scope={SCOPE_OF[vms[0]]}&what=scheduled&limit=1000"
+            response = send("GET", f"/api/v1/history?{query}")
+            assert response.status == 200, response
+            entries = json.loads(response.body)["history"]
+            created |= {
+                entry["event"] for entry in entries if VM_OPERATIONS.get(entry["cause"]) is kind
+            }
         return len(created - self._acknowledged)
 
     def change(self, client: str, kind: Kind, event: Shown) -> None:
@@ -350,20 +382,20 @@ def main(server: str, folder: str, seed: str) -> None:
     clients = Clients(server, Path(folder), seed)
     clients.start()
     for line in sys.stdin:
-        match line.strip():
-            case "ready":
+        match line.split():
+            case ["ready"]:
                 print(send("GET", "/readyz", timeout_seconds=2.0).status, flush=True)
-            case "announce":
-                clients.announce()
+            case ["announce", *kinds]:
+                clients.announce(map(Kind, kinds))
                 print("announced", flush=True)
-            case "late":
+            case ["late"]:
                 print(clients.count_late(), flush=True)
-            case "quiet":
+            case ["quiet"]:
                 clients.end_operators()
                 print("quiet", flush=True)
-            case "final":
+            case ["final"]:
                 print(json.dumps(clients.read_finals()), flush=True)
-            case "history":
+            case ["history"]:
                 print(clients.read_history(), flush=True)
 
 

@@ -2,7 +2,7 @@
 
 `python -m tests.chaos.planted FAULT serve ...`, or `none`. Each fault is what a plausible mistake
 would do. A notice takes seconds here, so the times without a readable document that do not count
-are shorter, too.
+are shorter, too. A Preempt has its real notice.
 """
 
 import random
@@ -18,10 +18,11 @@ from forewarn.cli.main import main
 from forewarn.core import command as commands
 from forewarn.core import lifecycle, machine
 from forewarn.core.change import Change, ChangeKind
+from forewarn.core.command import Unread
 from forewarn.core.draft import Draft
-from forewarn.core.event import Event, Impact, ImpactState
+from forewarn.core.event import Event, EventType, Impact, ImpactState
 from forewarn.core.fleet import Scope
-from forewarn.core.timing import Timing
+from forewarn.core.timing import NOTICE, Timing
 from forewarn.engine import impact_job, worker
 from forewarn.engine.engine import Engine
 from forewarn.engine.readability import Readability
@@ -61,12 +62,17 @@ def start_early() -> None:
 
 
 def shorten_gaps() -> None:
-    """Scale what a rate leaves alone, because it is between servers."""
+    """Scale what a rate leaves alone, because it is between servers.
+
+    A Preempt, with half a second of notice, would be over before any outage is noticed.
+    """
     at_rate = Timing.at_rate
 
     def at_rate_with_short_gaps(rate: float, **more: timedelta) -> Timing:
+        timing = at_rate(rate, **more)
         return replace(
-            at_rate(rate, **more),
+            timing,
+            notice={**timing.notice, EventType.PREEMPT: NOTICE[EventType.PREEMPT]},
             gap_min=GAP_MIN,
             gap_min_preempt=GAP_MIN,
             shown_every=SHOWN_EVERY,
@@ -113,11 +119,24 @@ def ignore_gaps() -> None:
     Readability._add_gap = lambda self, known, now: known.gaps  # type: ignore[method-assign]
 
 
+def count_old_documents() -> None:
+    """The time in which servers show an event from memory, without the store, counts as notice."""
+    unread = Readability._unread
+
+    def forget(self: Readability, scope: Scope, event: Event, hosts: Any) -> Unread:
+        found = unread(self, scope, event, hosts)
+        before = tuple(gap for gap in found.gaps if gap.since < event.created_at)
+        return Unread(event.id, before, found.since)
+
+    Readability._unread = forget  # type: ignore[method-assign]
+
+
 PLANTED: dict[str, Callable[[], None]] = {
     "acknowledge-without-commit": acknowledge_without_commit,
     "start-early": start_early,
     "ignore-claims": ignore_claims,
     "ignore-gaps": ignore_gaps,
+    "count-old-documents": count_old_documents,
     "none": lambda: None,
 }
 

@@ -8,7 +8,17 @@ from typing import NamedTuple
 
 from tests.chaos.checker import Violation
 from tests.chaos.fleet import ANNOUNCER
-from tests.chaos.history import OPERATIONS, POLLS, Call, Fault, Kind, Recording, Stage
+from tests.chaos.history import (
+    OPERATIONS,
+    POLLS,
+    VM_OPERATIONS,
+    Call,
+    Fault,
+    HistoryEntry,
+    Kind,
+    Recording,
+    Stage,
+)
 
 SETTLED_SECONDS = 2.0
 """How long before and after a change there must be no fault, for its propagation to count."""
@@ -134,22 +144,22 @@ def measure_not_ready(recording: Recording) -> dict[str, float]:
     return total
 
 
-def find_late(recording: Recording, fault: Fault) -> list[str]:
+def find_late(recording: Recording, fault: Fault) -> list[HistoryEntry]:
     """The events whose announcement failed during a fault, and was committed all the same."""
     calls = [call for call in recording.calls if call.client.endswith(ANNOUNCER)]
     known = {event.id for call in calls for event in call.events}
     failed = {
-        call.vm
+        (call.kind, call.vm)
         for call in calls
         if fault.began_at <= call.asked_at and call.answered_at <= fault.ended_at
         if not call.is_acknowledged and not call.is_refused
     }
     return [
-        entry.event
+        entry
         for entry in recording.entries
-        if entry.what == "scheduled" and entry.cause == "user-restart"
-        if fault.began_at <= entry.at <= fault.ended_at
-        if failed.issuperset(entry.resources) and entry.event not in known
+        if entry.what == "scheduled" and entry.cause in VM_OPERATIONS
+        if fault.began_at <= entry.at <= fault.ended_at and entry.event not in known
+        if (VM_OPERATIONS[entry.cause], entry.resources[0]) in failed
     ]
 
 

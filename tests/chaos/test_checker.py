@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from tests.chaos.checker import Promise, Violation, check
 from tests.chaos.history import (
+    AGE_UNKNOWN,
     Call,
     Fault,
     HistoryEntry,
@@ -249,6 +250,22 @@ def test_time_with_responses_to_other_guests_is_notice() -> None:
     """Clients of a busy machine may not get to one scope for a while. An outage concerns all."""
     others = [replace(poll(each, 1, "none"), scope="db", client="c-db") for each in range(11)]
     recording = read_at(0, 1, 2, 10, seen=1)
+    assert broken(replace(recording, calls=(*recording.calls, *others))) == []
+
+
+def test_time_with_only_old_documents_is_no_notice() -> None:
+    """Guests saw the event, then all servers lost the store and answered from memory."""
+
+    def with_age(call: Call, age: int) -> Call:
+        is_in_outage = NOON + 2 <= call.asked_at < NOON + 10
+        return replace(call, age=age) if call.kind is Kind.POLL and is_in_outage else call
+
+    good = read_at(*range(11), seen=1)
+    for age in (12, AGE_UNKNOWN):
+        recording = replace(good, calls=tuple(with_age(call, age) for call in good.calls))
+        assert broken(recording) == [Promise.READ]
+
+    others = [replace(poll(each, 1, "none", "s1"), scope="db") for each in range(11)]
     assert broken(replace(recording, calls=(*recording.calls, *others))) == []
 
 

@@ -95,7 +95,8 @@ def test_an_event_whose_announcement_failed_during_a_fault_is_late() -> None:
     )
 
     def late(failed: Call) -> list[str]:
-        return find_late(replace(recording(failed), entries=(entry,)), CUT)
+        found = find_late(replace(recording(failed), entries=(entry,)), CUT)
+        return [each.event for each in found]
 
     failed = call(Kind.RESTART, 20.9, 29.0, 503, client="s0/announcer", vm="one")
     assert late(failed) == ["A"]
@@ -103,6 +104,7 @@ def test_an_event_whose_announcement_failed_during_a_fault_is_late() -> None:
     assert late(replace(failed, status=409)) == []
     assert late(replace(failed, asked_at=19.9)) == []
     assert late(replace(failed, vm="two")) == []
+    assert late(replace(failed, kind=Kind.DELETE)) == []
 
 
 def test_a_report_names_the_seed_and_every_fault() -> None:

@@ -33,8 +33,9 @@ that two machines have one id.
 
 
 class Stable:
-    """Whether the same daemons of hosts have run and reached a server all the time.
+    """Whether the same daemons of managed hosts have run and reached a server all the time.
 
+    The report of a host that was forgotten counts some seconds after its daemon is back.
     `has_rivals`: the servers have noticed that two machines with one id run such a daemon.
     """
 
@@ -47,9 +48,10 @@ class Stable:
     def look(self) -> None:
         """Called at least every few seconds."""
         is_same = [self._world.daemons[host] for host in self._hosts] == self._daemons
-        self._is_so = self._is_so and is_same and all(map(self._world.is_served, self._hosts))
         managed = self._world.any_server().hosts.managed
         records = [managed.find(host) for host in self._hosts]
+        is_served = all(map(self._world.is_served, self._hosts))
+        self._is_so = self._is_so and is_same and is_served and all(records)
         self.has_rivals = self.has_rivals or any(record and record.rivals for record in records)
 
     def lasts(self, seconds: float) -> bool:

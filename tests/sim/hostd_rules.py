@@ -130,6 +130,7 @@ class CommitChecker:
         if value is None:
             return
         after = self._hosts[name] = MANAGED_HOST.decode(value)
+        self._vms.note_served(after.host, after.session)
         if before is not None and before.server and before.session and after.server:
             is_same = before.session == after.session
             is_held = after.merge_at is not None and after.merge_at > self._now()

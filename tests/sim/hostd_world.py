@@ -192,7 +192,10 @@ class HostdWorld:
     def run(self) -> list[Entry]:
         """The history. Raises Broken if a promise was."""
         with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-            return runner.run(self._run())
+            try:
+                return runner.run(self._run())
+            finally:  # daemons that are canceled now get no response, and no task begins for them
+                self.servers = [None, None]
 
     async def _run(self) -> list[Entry]:
         loop = asyncio.get_running_loop()
@@ -362,6 +365,7 @@ class HostdWorld:
     def clone_daemon(self, host: str) -> RunningDaemon:
         """One on a machine with the same id, and without its VMs."""
         session = f"s{next(self._numbers)}"
+        self.vms.clones.add(session)
         return RunningDaemon(self, host, session, f"machine of {host}", EmptyHost)
 
     async def stop_daemon(self, host: str, *, is_killed: bool) -> None:

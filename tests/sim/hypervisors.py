@@ -5,6 +5,7 @@ or a hand, calls a method here, and each is checked at once.
 """
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,10 +21,18 @@ CHECK_TO_ACT_SECONDS = 15.0
 """A daemon asks whether another host runs a VM, and starts it so much later at most."""
 
 
-class StartedByHand(Broken):
-    """An operator has started a VM between the check and the act of a daemon, which cannot know.
+class OnlyTheLock(Broken):
+    """A VM was started twice, and only the lock of its disk can prevent that: see its kinds."""
 
-    Only the lock of its disk can prevent that.
+
+class StartedByHand(OnlyTheLock):
+    """An operator has started a VM between the check and the act of a daemon, which cannot know."""
+
+
+class HiddenByClone(OnlyTheLock):
+    """The daemon of a clone has reported the VMs of a host while the one of the original was away.
+
+    What the clone does not have is taken for gone (docs/hostd.md, "When something fails").
     """
 
 
@@ -109,6 +118,10 @@ class Hypervisors:
     """Whether the servers have learned some time ago that a VM runs twice, which it still does."""
     fenced: set[str] = field(default_factory=set)
     """The hosts that an operator has switched off, until they are switched on again."""
+    clones: set[str] = field(default_factory=set)
+    """The sessions of daemons on clones of a machine."""
+    hidden_until: dict[str, float] = field(default_factory=dict)
+    """The hosts whose VMs the servers know from a clone, and until when a daemon may act on it."""
     cut_until: float = 0.0
     """Until then, no host reaches the other's hypervisor."""
     changed: dict[str, list[asyncio.Event]] = field(
@@ -197,32 +210,54 @@ class Hypervisors:
     # --- changes, each atomic
 
     def start(self, host: str, vm: str, *, is_wanted: bool = True) -> None:
-        """`is_wanted`: even if it was left off."""
-        copy = self.copies[host][vm]
-        if copy.state is not State.OFF:
+        """As a daemon does. `is_wanted`: even if it was left off.
+
+        The lock refuses a second start, which looks like any failed try. So it must not hide one
+        that a daemon should not have asked for.
+        """
+        if self.copies[host][vm].state is not State.OFF:
             return
         if host in self.fenced:
             raise ImpactFailed(f"{host} does not answer")
-        if (self.has_lock or vm in self.doubled) and self.places(vm):
+        if self.places(vm):
+            kind = self._explain_second_start(vm)
+            is_refused = vm in self.doubled or (self.has_lock and kind is not Broken)
+            self.must(is_refused, "a VM runs on one host", vm, host, kind=kind)
             raise ImpactFailed(f"the disk of {vm} is locked by {self.places(vm)}")
-        by_hand_ago = self.now - self.by_hand_at.get(vm, -CHECK_TO_ACT_SECONDS)
-        kind = StartedByHand if by_hand_ago < CHECK_TO_ACT_SECONDS else Broken
-        self.must(not self.places(vm), "a VM runs on one host", vm, host, kind=kind)
         self.must(
             is_wanted or vm not in self.left_off, "a VM that was left off stays off", vm, host
         )
+        self._start(host, vm)
+
+    def _explain_second_start(self, vm: str) -> type[Broken]:
+        """What the daemon could not know; Broken if there is no such thing."""
+        if self.now - self.by_hand_at.get(vm, -CHECK_TO_ACT_SECONDS) < CHECK_TO_ACT_SECONDS:
+            return StartedByHand
+        is_hidden = any(self.now < self.hidden_until.get(host, 0) for host in self.places(vm))
+        return HiddenByClone if is_hidden else Broken
+
+    def note_served(self, host: str, session: str) -> None:
+        """This daemon reports the VMs of a host now."""
+        if session in self.clones:
+            self.hidden_until[host] = math.inf
+        elif self.hidden_until.get(host) == math.inf:
+            self.hidden_until[host] = self.now + CHECK_TO_ACT_SECONDS
+
+    def start_by_hand(self, host: str, vm: str) -> None:
+        """An operator who needs a host for that switches it on again."""
+        self.must(not self.places(vm), "an operator starts a VM that is off", vm, host)
+        self.fenced.discard(host)
+        self._start(host, vm)
+        self.by_hand_at[vm] = self.now
+
+    def _start(self, host: str, vm: str) -> None:
+        copy = self.copies[host][vm]
         self.left_off.discard(vm)
         self.evicted.discard(vm)
         self.stopped_by.pop(vm, None)
         copy.state = State.RUNNING
         self._boot(vm)
         self._notify(host)
-
-    def start_by_hand(self, host: str, vm: str) -> None:
-        """An operator who needs a host for that switches it on again."""
-        self.fenced.discard(host)
-        self.start(host, vm)
-        self.by_hand_at[vm] = self.now
 
     def _boot(self, vm: str) -> None:
         self._end_boot(vm)
