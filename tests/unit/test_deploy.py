@@ -97,6 +97,17 @@ def test_header_of_the_unit_names_the_extra_of_every_store_and_platform() -> Non
     assert named <= set(project["optional-dependencies"])
 
 
+def test_header_of_the_unit_names_what_pip_needs_of_the_distribution() -> None:
+    """A minimal installation has no venv, and nothing to compile libvirt's bindings with."""
+    steps = [line.strip("# ") for line in UNIT.partition("[Unit]")[0].splitlines()]
+    compiler = "gcc pkg-config libvirt-dev python3-dev"
+
+    assert steps.index("apt install python3-venv") < steps.index(
+        "python3 -m venv /opt/forewarn && /opt/forewarn/bin/pip install 'forewarn[server]'"
+    )
+    assert f"apt install {compiler}" in steps
+
+
 def settings(unit: str) -> set[str]:
     return {line for line in unit.splitlines() if line and not line.startswith("#")}
 

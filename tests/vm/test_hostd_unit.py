@@ -124,7 +124,8 @@ def test_host_daemon_works_within_its_sandbox() -> None:
         machine.wait_for(lambda: [vm["power"] for vm in ask("/vms")["vms"]] == ["stopped"])
         machine.run("systemctl stop forewarn-hostd && rm /etc/libvirt/qemu.conf")
         machine.run("systemctl start forewarn-hostd")
-        assert "cannot tell whether disks" in machine.path("/run/hostd.log").read_text()
+        log = machine.path("/run/hostd.log")  # the daemon is ready before it looks at disks
+        machine.wait_for(lambda: "cannot tell whether disks" in log.read_text())
         machine.run("systemctl stop forewarn-hostd")
         result = machine.run("systemctl show --value --property Result forewarn-hostd")
         assert result.strip() == "success"
