@@ -1,4 +1,4 @@
-"""More worlds: servers alone, with host daemons, and with host daemons and disks without a lock.
+"""More worlds: servers alone, with outages, with host daemons, and with host daemons and disks without a lock.
 
 `python -m tests.sim --seeds 1000 --first 50`. Without libvirt's lock manager, a VM may be started
 twice if an operator starts it by hand between the check and the act of a daemon, or if the clone of
@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from tests.sim.hostd_world import HostdWorld
 from tests.sim.hypervisors import OnlyTheLock
+from tests.sim.outage_world import OutageWorld
 from tests.sim.world import World
 
 WITHOUT_LOCK = "host daemons without a disk lock"
@@ -28,6 +29,7 @@ def main() -> int:
     found, expected = 0, Counter[str]()
     simulations: dict[str, Callable[[int], object]] = {
         "servers": lambda seed: asyncio.run(World(seed).run()),
+        "outages": lambda seed: asyncio.run(OutageWorld(seed).run()),
         "host daemons": lambda seed: HostdWorld(seed, has_lock=True).run(),
         WITHOUT_LOCK: lambda seed: HostdWorld(seed).run(),
     }

@@ -86,8 +86,8 @@ DEFAULT_POLICY = Policy()
 class Power(StrEnum):
     """Whether a VM runs. A stopped VM stays assigned to its host; a deallocated VM does not.
 
-    It is unknown for a VM whose host has no daemon any more, and went on running: it gets notice
-    like one that runs.
+    It is unknown for a VM whose host has no daemon any more, and went on running, and for one that
+    ran, and that its host no longer has: it gets notice like one that runs.
     """
 
     RUNNING = "running"

@@ -19,12 +19,13 @@ server finds that out itself, from reports that are current, and writes nothing.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.event import Cause, ImpactState, is_move
 from forewarn.core.fleet import Vm
+from forewarn.engine.board import Board
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import Engine
 from forewarn.engine.isolation import isolated
@@ -88,6 +89,9 @@ class DuplicateVms:
         hosts = self.hosts_of(vm.id)
         if hosts:
             return f"it runs on {' and '.join(hosts)}: stop all but one"
+        hosts = self._managed.find_copies(vm)
+        if hosts and not tries:  # else it is moved, and has left its host
+            return describe_missing(vm, hosts)
         host = self._managed.not_answering(vm) if may_start(vm, cause, tries) else ""
         if not host:
             return ""
@@ -103,10 +107,11 @@ class DuplicateVms:
 
     def has_suspects(self, host: str) -> bool:
         """Whether another report of this host is wanted now."""
+        moving = MovingVms(self._engine.board)
         return any(
             host not in self._confirmed.get(vm_id, ())
             and self._others(host, vm_id)
-            and not self._moves(vm_id)
+            and vm_id not in moving
             for vm_id in self._shared
             if host in self._running[vm_id]
         )
@@ -116,6 +121,7 @@ class DuplicateVms:
     ) -> dict[str, HostedVm]:
         """The VMs of a new report, with what is known of those that another host runs, too."""
         host, after = record.host, dict[str, HostedVm]()
+        moving = MovingVms(self._engine.board)
         for vm_id, vm in vms.items():
             old = record.vms.get(vm_id)
             after[vm_id] = vm.after(old, t.now)
@@ -123,7 +129,7 @@ class DuplicateVms:
             others = set(self._others(host, vm_id))
             if was_double:
                 others |= self._confirmed.get(vm_id, set()) - {host}
-            if runs(vm) and others and (was_double or not self._moves(vm_id)):
+            if runs(vm) and others and (was_double or vm_id not in moving):
                 since = (old.double_since if old else None) or t.now
                 is_double = was_double or taken_at - since > CONFIRMED_AFTER
                 after[vm_id] = after[vm_id]._replace(double_since=since, is_double=is_double)
@@ -138,17 +144,6 @@ class DuplicateVms:
     def _others(self, host: str, vm_id: str) -> list[str]:
         running = self._running.get(vm_id, ())
         return [each for each in running if each != host and self._managed.has_contact(each)]
-
-    def _moves(self, vm_id: str) -> bool:
-        """Whether an impact moves a VM at present. One that waits has not begun."""
-        board = self._engine.board
-        return any(
-            impact.vm == name
-            and is_move(impact.type, impact.cause)
-            and (impact.is_held or impact.state is ImpactState.BOOTING)
-            for name in board.ids.holders(vm_id)
-            for impact in board.vms[name].scope.impacts
-        )
 
     def _record(
         self, t: Transaction, host: str, after: Mapping[str, HostedVm], changed: list[str]
@@ -188,24 +183,24 @@ class DuplicateVms:
             await wait_for(clock, self._changed, look_at)
 
     async def _look(self) -> None:
-        now = self._engine.clock.now()
+        now, moving = self._engine.clock.now(), MovingVms(self._engine.board)
         for number, vm_id in enumerate(self._looked_at | self._suspected_since.keys(), start=1):
             if number % POLLS_PASS_EVERY == 0:
                 await asyncio.sleep(0)
+                moving = MovingVms(self._engine.board)
             text = "bug while looking at copies of a VM"
             with isolated(self._engine.throttled_log, text, vm=self._name(vm_id)):
-                self._look_at(vm_id, now)
+                self._look_at(vm_id, now, moving)
 
-    def _look_at(self, vm_id: str, now: datetime) -> None:
-        hosts = self._find_unaccepted(vm_id)
+    def _look_at(self, vm_id: str, now: datetime, moving: "MovingVms") -> None:
+        hosts = () if vm_id in moving else self._find_unaccepted(vm_id)
         if not hosts:
             self._suspected_since.pop(vm_id, None)
             self._shown.pop(vm_id, None)
         elif now - self._suspected_since.setdefault(vm_id, now) > CONFIRMED_AFTER:
             if vm_id not in self._shown:
-                self._engine.throttled_log.warn(
-                    "VM may run on two hosts", vm=self._name(vm_id), unaccepted=" ".join(hosts)
-                )
+                name, unaccepted = self._name(vm_id), " ".join(hosts)
+                log.warning("VM may run on two hosts", vm=name, unaccepted=unaccepted)
             self._shown[vm_id] = hosts
 
     def _find_unaccepted(self, vm_id: str) -> tuple[str, ...]:
@@ -221,7 +216,7 @@ class DuplicateVms:
             if not managed.is_unreachable(host) and not managed.is_unreported(host)
         }
         is_one_vm = len(self._engine.board.ids.holders(vm_id)) == 1
-        if len(current) < 2 or not is_one_vm or self._moves(vm_id):
+        if len(current) < 2 or not is_one_vm:
             return ()
         return tuple(sorted(unaccepted & current))
 
@@ -254,6 +249,41 @@ class DuplicateVms:
 
     def _name(self, vm_id: str) -> str:
         return next(iter(self._engine.board.ids.holders(vm_id)), vm_id)
+
+
+class MovingVms:
+    """The VMs that an impact moves at present. One that waits has not begun.
+
+    The impacts of a scope are read once, however many of its VMs are looked up.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._by_scope: dict[str, frozenset[str]] = {}
+
+    def __contains__(self, vm_id: str) -> bool:
+        return any(name in self._names(name) for name in self._board.ids.holders(vm_id))
+
+    def _names(self, vm: str) -> frozenset[str]:
+        """The names of those in the scope of this VM."""
+        scope = self._board.vms[vm].scope
+        if scope.name not in self._by_scope:
+            self._by_scope[scope.name] = frozenset(
+                impact.vm
+                for impact in scope.impacts
+                if is_move(impact.type, impact.cause)
+                and (impact.is_held or impact.state is ImpactState.BOOTING)
+            )
+        return self._by_scope[scope.name]
+
+
+def describe_missing(vm: Vm, hosts: Sequence[str]) -> str:
+    """What an operator has to do about a VM that ran, and that its host no longer has."""
+    copies = " and ".join(hosts)
+    return (
+        f"it ran on {vm.host}, which no longer has it, and its copy on {copies} is off: it may run"
+        f" on a host without a daemon; start it on {copies}, or undefine the copy"
+    )
 
 
 def may_start(vm: Vm, cause: Cause, tries: int) -> bool:

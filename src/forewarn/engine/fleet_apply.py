@@ -36,10 +36,10 @@ VMS_PER_COMMIT_MAX = 500
 """How many VMs are committed and published before polls run; one scope may have more."""
 BYTES_PER_COMMIT_MAX = COMMIT_BYTES_MAX // 4
 """How large these scopes and the new definitions of their VMs may be: history needs space too."""
-STATE_BYTES = 176 * 1024
-STATE_BYTES_PER_VM = 420
-"""What events may add to the record of a scope, and for each VM, besides three times its name:
-in an impact that fails, in Resources and in approvals.
+STATE_BYTES = 150 * 1024
+STATE_BYTES_PER_VM = 475
+"""What events may add to the record of a scope, and for each VM, besides four times its name and
+the name of its host: in an impact that fails, in Resources, in approvals and in a move that failed.
 """
 RECORDS_PER_COMMIT_MAX = WRITES_MAX - 3
 """How many records of scopes and their polls: the fleet, declared hosts and the floor are three."""
@@ -393,8 +393,8 @@ def check_size(before: Scope, after: Scope) -> None:
 
 
 def _compute_size_max(vms: Sequence[Vm]) -> int:
-    names_bytes = sum(len(vm.name) for vm in vms)
-    state_bytes = STATE_BYTES + STATE_BYTES_PER_VM * len(vms) + 3 * names_bytes
+    names_bytes = sum(4 * len(vm.name) + len(vm.host) for vm in vms)
+    state_bytes = STATE_BYTES + STATE_BYTES_PER_VM * len(vms) + names_bytes
     return len(msgspec.json.encode(vms)) + state_bytes
 
 

@@ -35,6 +35,7 @@ from forewarn.core.event import Gap
 from forewarn.core.readability import keep_recent
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import SHOWN_KEY, Engine
+from forewarn.engine.isolation import isolated
 from forewarn.engine.lease import TTL_SECONDS, lease_key
 from forewarn.engine.machine_binding import SILENT
 from forewarn.engine.managed_hosts import (
@@ -47,7 +48,6 @@ from forewarn.engine.record import Shown
 from forewarn.engine.replica import POLLS_PASS_EVERY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Error
-from forewarn.log import log
 from forewarn.platform.remote import WorkRequest
 
 LOST_MAX = 100
@@ -123,20 +123,29 @@ class HostContacts:
             for number, (key, record) in enumerate(hosts, start=1):
                 if number % POLLS_PASS_EVERY == 0:
                     await asyncio.sleep(0)
-                try:
-                    note_at = self._note_at(unless_forgotten(record))
-                    if note_at is not None and note_at <= engine.decision_time():
-                        await self._note_loss(key)
-                        continue
-                except Error as error:  # the other hosts come first
-                    note_at, problem = engine.decision_time() + NOTE_RETRY, error.message
-                    engine.throttled_log.warn("host not updated", host=record.host, problem=problem)
-                except Exception:  # a bug with this one host must not stop the others
-                    log.exception("bug while looking at a host", host=record.host)
-                    continue
+                note_at: datetime | None = engine.decision_time() + NOTE_RETRY
+                text = "bug while looking at a host"
+                with isolated(engine.throttled_log, text, host=record.host):
+                    note_at = await self._note_if_due(key, record)
                 look_at = min(filter(None, (look_at, note_at)), default=None)
             wake_at = look_at and look_at + engine.clock_lead
             await wait_for(engine.clock, self._changed, wake_at)
+
+    async def _note_if_due(self, key: str, record: ManagedHost) -> datetime | None:
+        """Write that the server of a host was lost, if it is time to. Returns when to look again;
+        None: when something changes.
+        """
+        now = self._engine.decision_time()
+        try:
+            note_at = self._note_at(unless_forgotten(record))
+            if note_at is None or note_at > now:
+                return note_at
+            await self._note_loss(key)
+        except Error as error:  # the other hosts come first
+            warn = self._engine.throttled_log.warn
+            warn("host not updated", host=record.host, problem=error.message)
+            return now + NOTE_RETRY
+        return None
 
     def _note_at(self, record: ManagedHost | None) -> datetime | None:
         """When to write that the server of this host was lost; None if it was not, or is noted."""

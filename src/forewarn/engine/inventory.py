@@ -60,6 +60,7 @@ class HostInventory:
         self._scopes = scopes
         self._refused: set[str] = set()  # ids and names
         self._domains: dict[str, DiscoveredVm] = {}
+        self._missing: set[str] = set()  # names of VMs that this host no longer has
         self.vms: dict[str, HostedVm] = {}
         self.refused: set[str] = set()
         self.problems: list[str] = []
@@ -184,14 +185,17 @@ class HostInventory:
                 yield 1
                 known.add(vm.id)
                 domain = domains.get(vm.id)
-                place = managed.choose_host(vm.id, vm.host)
+                place = managed.choose_host(vm)
                 if domain is not None and place == self._host:
                     if vm.name in busy:
                         domains[vm.id] = replace(domain, name=vm.name, scope="", kind=None)
                     if managed.is_away(vm.host) and domain.is_active:
                         found.add(vm.name)
                 elif vm.host == self._host and (
-                    place or vm.name in busy or (vm.id or vm.name) in self._refused
+                    place
+                    or vm.name in busy
+                    or (vm.id or vm.name) in self._refused
+                    or self._is_missing(vm)
                 ):
                     domains[vm.id or vm.name] = DiscoveredVm(
                         name=vm.name, id=vm.id, host=place or vm.host, is_active=False
@@ -205,6 +209,13 @@ class HostInventory:
                         )
         ordered = sorted(domains.values(), key=lambda domain: domain.id not in known)
         return ordered, frozenset(found)
+
+    def _is_missing(self, vm: Vm) -> bool:
+        """Whether a VM that is gone may run elsewhere: then it stays, and its power is unknown."""
+        if not self._managed.find_copies(vm):
+            return False
+        self._missing.add(vm.name)
+        return True
 
     def _compare(
         self, old: Scope, new: Scope, staying: set[str], found: frozenset[str]
@@ -254,6 +265,8 @@ class HostInventory:
         return vm.host == self._host and vm.id in self.vms
 
     def _with_power(self, vm: Vm) -> Vm:
+        if vm.host == self._host and vm.name in self._missing:
+            return replace(vm, power=Power.UNKNOWN)
         if not self._is_reported(vm):
             return vm
         is_running = self.vms[vm.id].is_running
@@ -315,11 +328,12 @@ def _decode(encoded: msgspec.Raw) -> ReportedVm:
     if len(encoded) > VM_BYTES_MAX:
         raise Invalid(f"it has {len(encoded)} bytes; at most {VM_BYTES_MAX} are accepted")
     try:
-        values = msgspec.json.decode(encoded, type=dict[str, Any])
+        fields = msgspec.json.decode(encoded, type=dict[str, Any])
     except UNDECODABLE as error:
         raise Invalid(f"not a JSON object: {error}") from error
+    values = {name: each for name, each in fields.items() if each != ""}
     try:
-        vm = convert({name: each for name, each in values.items() if each != ""}, ReportedVm)
+        vm = convert(values, ReportedVm)
         unmovable = "".join(each if each.isprintable() else " " for each in vm.unmovable)
         return replace(vm, addresses=tuple(map(parse_address, vm.addresses)), unmovable=unmovable)
     except FieldError as error:

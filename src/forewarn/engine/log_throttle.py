@@ -20,6 +20,7 @@ class ThrottledLog:
         self._clock = clock
         self._logged_at: dict[Key, datetime] = {}
         self._skipped: dict[Key, int] = {}
+        self._purge_at: datetime | None = None
 
     def warn(self, text: str, *, error: BaseException | None = None, **facts: object) -> None:
         """At most every half minute, whatever the facts. `error` is logged with its traceback."""
@@ -29,14 +30,20 @@ class ThrottledLog:
         """At most every half minute with the same facts. `error` is logged with its traceback."""
         key: Key = (text, *facts.values())
         if key not in self._logged_at and len(self._logged_at) >= KEYS_MAX:
-            self._forget_old()
+            self._purge()
             key = key if len(self._logged_at) < KEYS_MAX else (text,)
         self._log(logging.ERROR, key, text, error, facts)
 
-    def _forget_old(self) -> None:
-        oldest = self._clock.now() - REPEAT_AFTER
-        self._logged_at = {key: at for key, at in self._logged_at.items() if at > oldest}
+    def _purge(self) -> None:
+        """Forget what may be logged again. Costs nothing while all of it is recent."""
+        now = self._clock.now()
+        if self._purge_at is not None and now < self._purge_at:
+            return
+        self._logged_at = {
+            key: at for key, at in self._logged_at.items() if at > now - REPEAT_AFTER
+        }
         self._skipped = {key: n for key, n in self._skipped.items() if key in self._logged_at}
+        self._purge_at = min(self._logged_at.values(), default=now) + REPEAT_AFTER
 
     def _log(
         self, level: int, key: Key, text: str, error: BaseException | None, facts: dict[str, object]

@@ -337,24 +337,37 @@ class ManagedHosts:
             others = tuple(sorted(self._hosts_with(vm.id) - {vm.host}))
         return next((h for h in others if self.is_unreported(h) or self.is_unreachable(h)), "")
 
+    def find_copies(self, vm: Vm) -> tuple[str, ...]:
+        """The hosts with a copy, which is off, of a VM that ran, and that its host no longer has.
+
+        It may run on a host that has not reported it, or that has no daemon.
+        """
+        hosts, record = self.reporting(vm.id), self.find(vm.host)
+        is_current = record is not None and not self.is_unreported(vm.host)
+        if not is_current or vm.power.is_off or vm.host in hosts or self.running_on(vm.id):
+            return ()
+        return hosts
+
     def reporting(self, vm_id: str) -> tuple[str, ...]:
         """The hosts that have reported the VM, running or not."""
         return self._reported_by.get(vm_id, ())
 
-    def choose_host(self, vm_id: str, known: str) -> str:
+    def choose_host(self, vm: Vm) -> str:
         """Where a VM belongs that hosts have reported: where it runs. Empty if none has it.
 
         While it moves, two hosts have it: it stays on the one that it is known on, until that no
-        longer runs it. A copy that is off counts only if the host that it is known on has reported
-        what it has, and does not have it: otherwise the VM may run there. A claim counts only if no
-        connected host without one runs the VM, and if the VM is not known on such a host, running
-        or not: so a VM that is stopped for a moment stays, and one that was taken while its host
-        was away comes back.
+        longer runs it. A copy that is off counts only if the VM was off, and the host that it is
+        known on has reported what it has, and does not have it: otherwise the VM may run there, or
+        on a host that has not reported it yet. A claim counts only if no connected host without one
+        runs the VM, and if the VM is not known on such a host, running or not: so a VM that is
+        stopped for a moment stays, and one that was taken while its host was away comes back.
         """
+        vm_id, known = vm.id, vm.host
         running, hosts = self.running_on(vm_id), self.reporting(vm_id)
         is_known = self.find(known) is not None and not self.is_unreported(known)
         may_be_there = known and (not is_known or self.is_unreachable(known))
-        if not running and known not in hosts and may_be_there:
+        may_run = may_be_there or not vm.power.is_off
+        if not running and known not in hosts and may_run:
             return ""
         claiming = {host for host in hosts if self._claims(host, vm_id)}
         if any(
@@ -391,7 +404,7 @@ class ManagedHosts:
         """
         running = self.running_on(vm.id)
         is_elsewhere = running and vm.host not in running and not moves
-        return self.choose_host(vm.id, vm.host) if is_elsewhere else vm.host
+        return self.choose_host(vm) if is_elsewhere else vm.host
 
     def vms_of(self, *records: ManagedHost | None) -> set[str]:
         """The VMs whose impacts a change of these records concerns: all that share an id, too."""

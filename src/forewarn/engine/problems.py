@@ -12,7 +12,7 @@ import msgspec
 
 from forewarn.core.event import Impact, ImpactState
 from forewarn.core.fleet import Scope, Vm
-from forewarn.engine.duplicates import DuplicateVms
+from forewarn.engine.duplicates import DuplicateVms, describe_missing
 from forewarn.engine.engine import Engine
 from forewarn.engine.managed_hosts import ManagedHosts
 from forewarn.engine.unserved import UnservedVms
@@ -33,6 +33,8 @@ class ProblemCode(StrEnum):
     """Two hosts run the VM at the same time: both copies write to its disk."""
     DUPLICATE_NOT_ACCEPTED = "duplicate-not-accepted"
     """A host that may not have the VM runs a copy of it, too. Impacts are not blocked."""
+    MISSING = "missing"
+    """The VM ran, its host no longer has it, and the copy of another host is off."""
     UNSERVED = "unserved"
     """The VM asks for its document and does not get it."""
 
@@ -100,6 +102,9 @@ class Problems:
         if reason:
             message = f"its host {vm.host} is unreachable: {reason}"
             yield Problem(ProblemCode.HOST_UNREACHABLE, message)
+        hosts = self._managed.find_copies(vm)
+        if hosts:
+            yield Problem(ProblemCode.MISSING, describe_missing(vm, hosts))
         unserved = self._unserved.find(scope.name, vm.name)
         if unserved is not None:
             yield Problem(ProblemCode.UNSERVED, str(unserved))

@@ -22,6 +22,7 @@ SIZE_MAX = 64 * 1024 * 1024
 DEPTH_MAX = 16
 NODES_MAX = 4_000_000
 SHOWN_MAX = 60
+LIMITS = ("from", "minimum"), ("to", "maximum")
 
 Path = tuple[str | int, ...]
 T = TypeVar("T")
@@ -270,7 +271,23 @@ def _describe(node: Mapping[str, Any]) -> str:
         return f"one of {', '.join(map(str, node['enum']))}"
     if "properties" in node:
         return f"a mapping with {', '.join(node['properties'])}"
-    return str(node.get("description", "a list"))
+    if "description" in node:
+        return str(node["description"])
+    if "anyOf" in node:  # a value or nothing
+        return _describe(node["anyOf"][0])
+    match node.get("type"):
+        case "integer" | "number" as kind:
+            limits = (f"{word} {node[key]}" for word, key in LIMITS if key in node)
+            return " ".join(["a whole number" if kind == "integer" else "a number", *limits])
+        case "string" if "maxLength" in node:
+            return f"a text of at most {node['maxLength']} characters"
+        case "string":
+            return "a text"
+        case "boolean":
+            return "true or false"
+        case "object":
+            return "a mapping"
+    return "a list"
 
 
 def _show(value: object) -> str:

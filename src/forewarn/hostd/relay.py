@@ -237,8 +237,8 @@ class Relay:
         return last
 
     def _fail(self, poll: Poll, asked_at: float, silent_seconds: float = 0.0) -> None:
-        """No server answers. One that let a poll wait was there until just now, unless its
-        machine is gone: then nothing came from it for some seconds.
+        """No server answers. One that let a poll wait and has closed the connection was there until
+        just now. If its machine is gone, or it was stopped, nothing came from it for some time.
         """
         lost_at = max(self._now() - silent_seconds, asked_at)
         self.unconfirmed.fail(lost_at if poll.wait_seconds else asked_at)

@@ -96,9 +96,9 @@ class HttpConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         pending = self._pending = loop.create_future()
         self._is_head = is_head
-        # A timer of this costs less than a timeout.
+        # A timer of this costs less than a timeout. The server may have been stopped all that time.
         problem = f"had no response within {seconds_max:g} s"
-        timer = loop.call_later(seconds_max, self.fail, problem, RESPONSE_SECONDS_MAX)
+        timer = loop.call_later(seconds_max, self.fail, problem, seconds_max)
         try:
             if not self.is_open:
                 self.fail("is closed")

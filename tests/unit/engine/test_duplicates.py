@@ -709,6 +709,46 @@ def test_vm_that_its_host_no_longer_has_belongs_to_the_host_with_its_copy() -> N
     run(test)
 
 
+def test_running_vm_that_its_host_no_longer_has_is_not_taken_by_a_copy_that_is_off() -> None:
+    """An operator has moved it to a host without a daemon: the old definition must not start it."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b", reported("web-0", power="stopped"), server=1)
+        await first.report()
+        await second.report(reported("web-0", power="stopped"))
+        assert world.servers[0].vm("web-0").power == "unknown"
+        for (problem,) in await problems_of(world, "web-0"):
+            assert problem["code"] == "missing"
+            assert problem["message"].startswith("it ran on host-a, which no longer has it")
+        await world.restart("web-0")
+        await world.pass_time(20 * SECOND, first, second)
+        assert not (await first.work())["impacts"]
+        assert not (await second.work())["impacts"]
+
+        await second.report(reported("web-0"))
+        await world.pass_time(20 * SECOND, first)
+        assert await second.finish(await second.take()), "it runs there"
+        await second.report(reported("web-0"))
+        assert world.servers[0].vm("web-0").host == "host-b"
+
+    run(test)
+
+
+def test_missing_vm_is_gone_with_its_last_copy() -> None:
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b", reported("web-0", power="stopped"))
+        await first.report()
+        vm = world.servers[0].vm("web-0")
+        assert (vm.host, vm.power) == ("host-a", "unknown")
+        await second.report()
+        await first.report()
+        assert "web-0" not in world.servers[0].engine.board.vms
+
+    run(test)
+
+
 def test_copy_that_is_off_takes_no_vm_before_its_host_has_reported() -> None:
     """The fleet file says that web-0 is on host-a, whose daemon has just been installed."""
 

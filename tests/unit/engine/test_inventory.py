@@ -515,6 +515,9 @@ VM '../../etc': name: expected {NAME}, got '../../etc'
 VM 'x\\nforged': name: expected {NAME}, got 'x\\nforged'
 VM 'no-id': id: expected a UUID, got '7'
 VM 'domain': update_domain: expected a whole number from 0 to 99, got 100
+VM 'memory': memory_bytes: expected a whole number from 0 to {1 << 60}, got -1
+VM 'unmovable': unmovable: expected a text of at most 200 characters, got '{"x" * 59}…
+VM 'empty-id': id: expected a UUID, got nothing
 VM 'address': addresses: 'here' does not appear to be an IPv4 or IPv6 address
 two VMs are named 'taken': {vm_id("other")} on host-a and {vm_id("taken")} on host-b; {UNIQUE}
 domain 'web' names no scope, and a scope 'web' already exists; expected metadata with a scope
@@ -533,6 +536,9 @@ def test_vm_that_does_not_fit_is_named_and_the_others_are_applied() -> None:
             reported("x\nforged"),
             {**reported("no-id"), "id": "7"},
             reported("domain", update_domain=100),
+            reported("memory", memory_bytes=-1),
+            reported("unmovable", unmovable="x" * 201),
+            {**reported("empty-id"), "id": "", "addresses": ["here"]},
             reported("address", addresses=["here"]),
             {**reported("taken"), "id": vm_id("other")},
             reported("web"),

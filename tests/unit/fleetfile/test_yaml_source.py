@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.json import schema
 
 from forewarn.fleetfile.schema import SCHEMA as FLEET
 from forewarn.fleetfile.yaml_source import FieldError, explain
 from forewarn.lab.fault.kinds import SCHEMA as FAULT
 from forewarn.lab.scenario.schema import SCHEMA as SCENARIO
+from forewarn.platform.remote import ReportedVm, WorkRequest
 
-SCHEMAS = {"fleet": FLEET, "fault": FAULT, "scenario": SCENARIO}
+DAEMON = {"$defs": {**schema(WorkRequest)["$defs"], **schema(ReportedVm)["$defs"]}}
+SCHEMAS = {"fleet": FLEET, "fault": FAULT, "scenario": SCENARIO, "daemon": DAEMON}
 WRONG = 5.5
 """Which no member takes but those for a number, and they are told so anyhow."""
 
@@ -33,15 +36,15 @@ EVERY = [(which, *member) for which, schema in SCHEMAS.items() for member in mem
 
 @pytest.mark.parametrize(("which", "name", "member"), EVERY)
 def test_invalid_member_error_says_what_is_expected(which: str, name: str, member: str) -> None:
-    schema = {"$ref": f"#/$defs/{name}", "$defs": SCHEMAS[which]["$defs"]}
+    found = {"$ref": f"#/$defs/{name}", "$defs": SCHEMAS[which]["$defs"]}
 
-    path, words = explain(FieldError((member,)), {member: WRONG}, schema)
+    path, words = explain(FieldError((member,)), {member: WRONG}, found)
 
     assert path == (member,)
     assert words.startswith("expected ")
     assert words.endswith(", got 5.5")
     assert words != "expected a list, got 5.5" or is_list(
-        schema["$defs"][name]["properties"][member]
+        found["$defs"][name]["properties"][member]
     )
 
 

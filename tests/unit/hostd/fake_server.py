@@ -38,6 +38,7 @@ class FakeServer:
         self.running: list[dict[str, Any]] = []
         self.polls = self.abandoned = 0
         self.numbers: list[int] = []
+        self.requests: list[dict[str, Any]] = []
         self.latest: dict[str, Any] = {}
         self.problems: list[str] = []
         self.unconfirmed: list[int] = []
@@ -77,6 +78,7 @@ class FakeServer:
         body = json.loads(request.body)
         assert (body.pop("session"), body.pop("machine")) == ("session-1", "machine-1")
         self.numbers.append(body["number"])
+        self.requests.append(body)
         self.latest = body
         self.problems.append(body.get("problem", ""))
         if body.get("is_leaving"):

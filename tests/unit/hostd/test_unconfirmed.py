@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from forewarn.hostd.unconfirmed import FORGET_SECONDS, Unconfirmed
+from forewarn.hostd.upstream import HttpConnection, ServerLost
 from forewarn.platform.base import PROBLEM_LENGTH_MAX
 from forewarn.platform.remote import BRIDGES_MAX, UNCONFIRMED_SECONDS_MAX, UnservedBridge
 from tests.unit.hostd.recording_server import RecordingServer, response
@@ -80,6 +81,29 @@ def test_time_of_a_long_poll_counts_until_its_server_is_lost() -> None:
         world.stop_servers()
         assert client.response().status == 503
         assert world.unconfirmed.seconds == 0
+
+
+def test_long_poll_that_its_server_never_answers_counts_from_its_beginning() -> None:
+    """A server that was stopped keeps its connections, and may have been so all the time. Others
+    may have announced an event meanwhile.
+    """
+
+    async def hold(request: bytes) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async def ask(port: int) -> float:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: HttpConnection(""), "127.0.0.1", port)
+        with pytest.raises(ServerLost) as lost:
+            await connection.send(POLL, 0.02)
+        return lost.value.silent_seconds
+
+    async def main() -> float:
+        async with RecordingServer(answer=hold) as server:
+            return await ask(server.port)
+
+    assert asyncio.run(main()) == 0.02
 
 
 def test_refusal_of_a_server_is_no_reason_to_wait() -> None:

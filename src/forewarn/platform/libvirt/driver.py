@@ -70,7 +70,7 @@ class LibvirtPlatform:
                 return ImpactResult(detail=f"{problem}: nothing to do")
             raise ImpactFailed(problem, vm=request.vm.name)
         domain = found[0]
-        await _refuse_migrating(domain)
+        await _refuse_migrating(domain, may_hang=request.type in GONE_IS_DONE)
         await self._resume_left(request, domain)
         if request.moves:
             return await self.mover.move(request, domain)
@@ -255,7 +255,17 @@ class LibvirtPlatform:
         return f"{how}, undefined"
 
 
-async def _refuse_migrating(domain: Domain) -> None:
-    """ImpactFailed while a migration holds the VM, of an earlier try or of an operator."""
-    if await domain.is_migrating():
+async def _refuse_migrating(domain: Domain, *, may_hang: bool = False) -> None:
+    """ImpactFailed while a migration holds the VM, of an earlier try or of an operator.
+
+    QEMU may hang, and libvirt does not know then. `may_hang`: the VM is to be destroyed, which
+    works all the same.
+    """
+    try:
+        is_migrating = await domain.is_migrating()
+    except LibvirtError as error:
+        if may_hang and error.facts["number"] == libvirt.VIR_ERR_OPERATION_TIMEOUT:
+            return
+        raise
+    if is_migrating:
         raise ImpactFailed(f"a migration is in progress on {domain.host}", host=domain.host)

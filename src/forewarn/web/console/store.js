@@ -35,6 +35,7 @@ export const STATES = {
 export const PROBLEMS = {
   duplicate: { state: "duplicate", one: "VM runs on two hosts", many: "VMs run on two hosts" },
   "duplicate-not-accepted": { state: "duplicate", one: "VM may run on two hosts", many: "VMs may run on two hosts" },
+  missing: { state: "unserved", one: "VM is not where it ran", many: "VMs are not where they ran" },
   unreachable: { state: "unreachable", one: "host is unreachable", many: "hosts are unreachable" },
   "bridge-unserved": { state: "unserved", one: "bridge is not served", many: "bridges are not served" },
   unserved: { state: "unserved", one: "VM gets no document", many: "VMs get no document" },

@@ -323,12 +323,13 @@ class HostRunViews:
         """What has to change before a host in progress goes on; empty if time alone is enough."""
         if run.phase is HostPhase.CHECKING:
             return ""
-        problems = self._service.hosts.problems
+        hosts, problems = self._service.hosts, self._service.hosts.problems
         for scope, event in live:
             if event.status is Status.STARTED:
                 obstacle = problems.obstacle(scope, event.id)
             else:
-                obstacle = problems.describe_away(run.host)
+                reason = hosts.away_reason(run.host)
+                obstacle = f"the daemon of {run.host}: {reason}" if reason else ""
             if obstacle:
                 return obstacle
         is_unreadable = any(
