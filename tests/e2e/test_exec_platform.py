@@ -364,6 +364,21 @@ def test_stopping_service_lets_commands_clean_up(tmp_path: Path) -> None:
     assert (tmp_path / "vm").read_text() == "resumed\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_command_ends_with_its_server_before_another_one_tries_again(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """The lease of the server ends, and two tries must not act on the VM at the same time."""
+    script = f"trap 'echo > {tmp_path}/end; exit' TERM; echo > {tmp_path}/begun; sleep 600 & wait"
+    flags = ("--platform", "exec", "--exec-command", f"*=sh -c {shlex.quote(script)}")
+    with running(tmp_path, *flags) as service:
+        assert service.ask("POST", "/vms/web-0/restart")[0] == 202
+        soon((tmp_path / "begun").exists)
+        service.process.send_signal(number)
+        soon((tmp_path / "end").exists)
+        service.kill()
+
+
 def test_command_that_ignores_sigterm_does_not_block_shutdown(tmp_path: Path) -> None:
     script = f"trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done"
     with running(

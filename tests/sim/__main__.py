@@ -1,4 +1,4 @@
-"""More worlds: servers alone, with outages, with host daemons, and with host daemons and disks without a lock.
+"""More worlds: servers alone, with outages, with host daemons, and with disks without a lock.
 
 `python -m tests.sim --seeds 1000 --first 50`. Without libvirt's lock manager, a VM may be started
 twice if an operator starts it by hand between the check and the act of a daemon, or if the clone of

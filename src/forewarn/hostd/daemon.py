@@ -74,10 +74,12 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
 def mark_as_running(config: HostdConfig, stack: AsyncExitStack) -> None:
     """Unavailable if this machine has a daemon for the same host and server.
 
-    Two would act on the same VMs. Only one can bind these sockets, until it ends.
+    Two would act on the same VMs. Only one can bind these sockets, until it ends. If it is killed,
+    its watchdog has them until the last command has ended.
     """
     for url in config.server:
         mark = stack.enter_context(socket.socket(socket.AF_UNIX))
+        mark.set_inheritable(True)
         name = hashlib.sha256(f"{config.host}@{url}".encode()).hexdigest()
         try:
             mark.bind(f"\0forewarn-hostd-{name}")

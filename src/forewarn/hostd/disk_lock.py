@@ -1,5 +1,6 @@
 """Whether libvirt's lock manager keeps a VM from being started on two hosts that share its disk."""
 
+import asyncio
 import errno
 import os
 import re
@@ -18,6 +19,7 @@ systemd starts no unit whose credential is missing, so that has a default.
 """
 LOCK_MANAGER = re.compile(r"""^\s*lock_manager\s*=\s*["'](\w+)["']""", re.MULTILINE)
 NO_LOCK = "nop"
+RETRY_SECONDS = 60.0
 
 
 async def check_disk_lock(
@@ -25,11 +27,13 @@ async def check_disk_lock(
     environ: Mapping[str, str],
     find_shared_disks: Callable[[], Awaitable[str]],
     path: Path = QEMU_CONF,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> None:
     """Log a warning if there is no lock manager, and a line if that cannot be told.
 
     It matters where VMs of QEMU may run on other hosts: those have a libvirt URI, too, or
-    `find_shared_disks` says why they may. They may be started there by hand.
+    `find_shared_disks` says why they may. They may be started there by hand. It is asked once a
+    minute until libvirt answers.
     """
     texts = [each.uri for each in uris]
     if not all(text.startswith("qemu") for text in texts):
@@ -42,10 +46,16 @@ async def check_disk_lock(
             return
     except OSError as error:
         unknown = f"{path}: {error.strerror}"
-    try:
-        shared = "VMs may be moved to other hosts" if moves_vms else await find_shared_disks()
-    except ImpactFailed as error:
-        unknown, shared = str(error), "unknown"
+    shared = "VMs may be moved to other hosts" if moves_vms else None
+    problem = ""
+    while shared is None:  # ends when libvirt answers
+        try:
+            shared = await find_shared_disks()
+        except ImpactFailed as error:
+            if not problem:
+                problem = str(error)
+                log.info("cannot tell yet whether hosts share disks of VMs", problem=problem)
+            await sleep(RETRY_SECONDS)
     if not shared:
         return
     if unknown:

@@ -2,7 +2,8 @@
 
 The command gets arguments and environment variables, and its exit code decides. It runs without a
 shell in a process group of its own, and no process of that group outlives the try. At its time
-limit, or when the service stops, the group gets SIGTERM, a grace period, then SIGKILL.
+limit, or when the service stops, the group gets SIGTERM, a grace period, then SIGKILL; if the
+service is killed, from a watchdog.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from operator import attrgetter
 
 from forewarn.core.event import EventType
@@ -24,6 +25,7 @@ from forewarn.platform.base import (
     ImpactResult,
 )
 from forewarn.platform.process_group import ProcessGroup
+from forewarn.platform.watchdog import Watchdog
 
 OUTPUT_BYTES_MAX = 2048
 PIPE_BYTES = 65_536
@@ -61,6 +63,7 @@ class ExecPlatform:
             )
         self._seconds_max = seconds_max
         self._grace_seconds = self.stop_seconds = grace_seconds
+        self._watchdog = Watchdog(grace_seconds)
         self._environ = {
             name: value for name, value in environ.items() if not name.startswith("FOREWARN_")
         }
@@ -76,7 +79,9 @@ class ExecPlatform:
         words = tuple(PLACEHOLDER.sub(lambda match: values[match[1]], word) for word in words)
         with closing(Output()) as output:
             outputs, limits = (output, output), (self._seconds_max, self._grace_seconds)
-            problem = await run_command(words, self._environ | variables, outputs, limits)
+            problem = await run_command(
+                words, self._environ | variables, outputs, limits, self._watchdog
+            )
         text = output.text()
         if problem:
             raise ImpactFailed(f"{words[0]} {problem}", output=text)
@@ -148,13 +153,17 @@ async def run_command(
     environ: Mapping[str, str],
     outputs: tuple[Output, Output],
     limits: tuple[float, float],
+    watchdog: Watchdog | None = None,
 ) -> str:
     """Return what went wrong, empty if the command succeeded. ImpactFailed: it did not start.
 
-    `outputs` are for stdout and stderr, `limits` its seconds and those of the grace period.
+    `outputs` are for stdout and stderr, `limits` its seconds and those of the grace period. With a
+    `watchdog`, it does not outlive this process.
     """
     seconds_max, grace_seconds = limits
     try:
+        if watchdog is not None:
+            watchdog.start()
         group = ProcessGroup(words, environ, stdout=outputs[0].inlet, stderr=outputs[1].inlet)
     except OSError as error:
         if error.errno in SHORTAGES:
@@ -164,15 +173,17 @@ async def run_command(
         ) from error
     problem, code = "", 0
     try:
-        for each in {*outputs}:
-            each.start()
-        await asyncio.wait_for(group.wait(), seconds_max)
-    except TimeoutError:
-        await group.end(grace_seconds)
-        problem = f"did not finish within {seconds_max:g} seconds and was killed"
-    except asyncio.CancelledError:
-        await group.end(grace_seconds)
-        raise
+        with watchdog.watching(group.pid) if watchdog else nullcontext():
+            for each in {*outputs}:
+                each.start()
+            try:
+                await asyncio.wait_for(group.wait(), seconds_max)
+            except TimeoutError:
+                await group.end(grace_seconds)
+                problem = f"did not finish within {seconds_max:g} seconds and was killed"
+            except asyncio.CancelledError:
+                await group.end(grace_seconds)
+                raise
     finally:
         code = group.close()  # kills what it left behind
     if problem:

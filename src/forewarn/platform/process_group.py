@@ -50,6 +50,11 @@ class ProcessGroup:
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
 
     @property
+    def pid(self) -> int:
+        """The id of the leader and of the group."""
+        return self._leader.pid
+
+    @property
     def returncode(self) -> int | None:
         """The exit code of the leader, negative: a signal. None until it has exited."""
         if self._pidfd < 0:

@@ -4,7 +4,7 @@ import pytest
 
 from forewarn.engine.host_sessions import MERGE_AFTER
 from tests.unit.engine.hostd_world import SECOND, Daemon, World, reported, run, vm_id
-from tests.unit.engine.test_duplicates import forget, hosts_of, report_for, two_copies
+from tests.unit.engine.test_duplicates import forget, hosts_of, report_for, root, two_copies
 
 STILL_RUNNING, FENCED = "?still_running=true", "?fenced=true"
 OFF = reported("web-0", power="stopped")
@@ -50,6 +50,26 @@ def test_vm_that_may_run_on_a_host_that_was_left_running_is_not_started(
 
         assert (await forget(world, "host-b", FENCED)).status_code == 200
         assert len(await impacts_of(world, first)) == 1
+
+    run(test)
+
+
+def test_host_that_was_left_running_fails_only_after_it_is_fenced() -> None:
+    """A failed host restarts its VMs: with a command of the operator, perhaps elsewhere."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        await world.pass_time(20 * SECOND)
+        assert (await forget(world, "host-a", STILL_RUNNING)).status_code == 200
+        client = world.servers[1].client
+        response = await client.post("/api/v1/hosts/host-a/fail", headers=root(world))
+        assert (response.status_code, response.json()["error"]) == (409, "refused")
+        assert "`forewarn host forget host-a --fenced` first" in response.json()["message"]
+        assert not world.servers[0].scope("web-0").events
+
+        assert (await forget(world, "host-a", FENCED)).status_code == 200
+        response = await client.post("/api/v1/hosts/host-a/fail", headers=root(world))
+        assert response.status_code == 202
 
     run(test)
 

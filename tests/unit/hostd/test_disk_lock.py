@@ -9,7 +9,7 @@ import pytest
 
 from forewarn.errors import ImpactFailed
 from forewarn.hostd import disk_lock
-from forewarn.hostd.disk_lock import CREDENTIAL, MISSING, QEMU_CONF
+from forewarn.hostd.disk_lock import CREDENTIAL, MISSING, QEMU_CONF, RETRY_SECONDS
 from forewarn.option_kind import HostUri
 
 ALONE = [HostUri("", "qemu:///system")]
@@ -17,6 +17,7 @@ SHARED = [*ALONE, HostUri("", "qemu+tls://{host}/system")]
 UNIT = Path(__file__).parents[3] / "deploy/forewarn-hostd.service"
 NOT_LOCKED = "disks of VMs are not locked"
 UNKNOWN = "cannot tell whether disks of VMs are locked"
+NOT_SHOWN = "cannot tell yet whether hosts share disks of VMs"
 
 
 @pytest.fixture(autouse=True)
@@ -25,16 +26,22 @@ def all_levels(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def check_disk_lock(
-    uris: list[HostUri], environ: dict[str, str], path: Path, shared: str | ImpactFailed = ""
+    uris: list[HostUri], environ: dict[str, str], path: Path, shared: str = "", failures: int = 0
 ) -> None:
-    """`shared` is the disk that is found, or the reason why libvirt cannot be asked for it."""
+    """`shared` is the disk that is found. Before, libvirt cannot be asked for it so many times."""
+    left = failures
 
     async def find() -> str:
-        if isinstance(shared, ImpactFailed):
-            raise shared
+        nonlocal left
+        if left:
+            left -= 1
+            raise ImpactFailed("libvirt does not answer")
         return shared
 
-    asyncio.run(disk_lock.check_disk_lock(uris, environ, find, path))
+    async def sleep(seconds: float) -> None:
+        assert seconds == RETRY_SECONDS
+
+    asyncio.run(disk_lock.check_disk_lock(uris, environ, find, path, sleep))
 
 
 def write(folder: Path, content: str, name: str = "qemu.conf") -> Path:
@@ -80,12 +87,13 @@ def test_shared_disk_without_a_lock_manager_is_named_also_on_a_host_that_moves_n
     assert caplog.messages == []
 
 
-def test_log_says_that_shared_disks_are_not_known(
+def test_daemon_that_starts_before_libvirt_warns_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check_disk_lock(ALONE, {}, write(tmp_path, ""), ImpactFailed("libvirt does not answer"))
-    assert (caplog.messages, caplog.records[0].levelname) == ([UNKNOWN], "INFO")
-    assert problems(caplog) == ["libvirt does not answer"]
+    check_disk_lock(ALONE, {}, write(tmp_path, ""), DISK, failures=3)
+    assert [each.levelname for each in caplog.records] == ["INFO", "WARNING"]
+    assert caplog.messages == [NOT_SHOWN, NOT_LOCKED]
+    assert problems(caplog)[0] == "libvirt does not answer"
 
 
 def test_unreadable_file_matters_where_a_disk_is_shared(

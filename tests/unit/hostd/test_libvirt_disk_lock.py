@@ -33,7 +33,7 @@ DISK = "<disk type='file'><source file='{}'/><target dev='vd{}' bus='virtio'/>{}
     ("uris", "level", "message"),
     [
         (URIS, "WARNING", "disks of VMs are not locked"),
-        (URIS[:1], "INFO", "cannot tell whether disks of VMs are locked"),
+        (URIS[:1], "INFO", "cannot tell yet whether hosts share disks of VMs"),
     ],
     ids=["moves VMs", "libvirt does not answer"],
 )

@@ -161,9 +161,20 @@ class HostController(Controller):
         placed = await call.service.operations.degrade(host, by=call.by, not_before=not_before)
         return views.host_events(call.problems, placed)
 
-    @post("/{host:str}/fail", status_code=HTTP_202_ACCEPTED, errors=HOST_ERRORS)
+    @post("/{host:str}/fail", status_code=HTTP_202_ACCEPTED, errors=(*HOST_ERRORS, errors.Refused))
     async def fail_host(self, host: Name, call: Call) -> HostEvents:
-        """Reports that the host has failed: its VMs restart now, without notice."""
+        """Reports that the host has failed: its VMs restart now, without notice.
+
+        Refused for a host that was forgotten and left running: its VMs may run there.
+        """
+        if call.service.hosts.managed.is_left_running(host):
+            await call.service.engine.catch_up()
+        if call.service.hosts.managed.is_left_running(host):
+            raise errors.Refused(
+                f"VMs may run on {host}, which was forgotten and left running; expected"
+                f" `forewarn host forget {host} --fenced` first, when they are off",
+                host=host,
+            )
         return views.host_events(
             call.problems, await call.service.operations.fail(host, by=call.by)
         )

@@ -1,0 +1,102 @@
+"""Ends the commands of this process when it is killed or stopped, as it would end them itself.
+
+Otherwise a command would act on its VM while another server, or the next run of this one, takes
+the impact over. A small process watches: it notices when this one is gone, or says nothing.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from forewarn.platform.base import COMMAND_GRACE_SECONDS
+
+SCRIPT = Path(__file__).with_name("watchdog_process.py")
+BEAT_SECONDS = 1.0
+SILENT_SECONDS = 4.0
+"""After this time without a beat, commands are ended. A server whose event loop is blocked for so
+long is about to lose its lease, too.
+"""
+ENDED_SECONDS_MAX = SILENT_SECONDS + COMMAND_GRACE_SECONDS
+"""How long a command may act after its server was stopped; see `takeover_delay`."""
+
+
+class Watchdog:
+    """States:  IDLE -> WATCHING, while commands run: a beat each second -> IDLE
+
+    The process is started before the first command, and ends with this object. If it is gone,
+    another one is started.
+    """
+
+    def __init__(
+        self,
+        grace_seconds: float = COMMAND_GRACE_SECONDS,
+        silent_seconds: float = SILENT_SECONDS,
+    ) -> None:
+        self._arguments = f"{silent_seconds:g}", f"{grace_seconds:g}"
+        self._pids: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._beat: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Be ready: between the start of a command and `watching`, no time should pass."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = self._open()
+
+    @contextmanager
+    def watching(self, pid: int) -> Iterator[None]:
+        """End the process group with this id, if this process cannot do it any more."""
+        self._pids.add(pid)
+        self._send(b"+%d\n" % pid)
+        if self._beat is None:
+            self._beat_soon()
+        try:
+            yield
+        finally:
+            self._pids.discard(pid)
+            self._send(b"-%d\n" % pid)
+            if not self._pids and self._beat is not None:
+                self._beat.cancel()
+                self._beat = None
+
+    def _beat_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._beat = loop.call_later(BEAT_SECONDS, self._on_beat)
+
+    def _on_beat(self) -> None:
+        self._send(b"\n")
+        self._beat_soon()
+
+    def _send(self, line: bytes) -> None:
+        """A full pipe means that the process is ending commands: it reads on afterwards."""
+        known = self._process
+        self.start()
+        if self._process is not known:
+            line = b"".join(b"+%d\n" % pid for pid in self._pids)
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with suppress(BlockingIOError, BrokenPipeError):  # the next beat finds that it is gone
+            os.write(self._process.stdin.fileno(), line)
+
+    def _open(self) -> subprocess.Popen[bytes]:
+        # The descriptors that are to be open as long as a command runs are marked as inheritable.
+        process = subprocess.Popen(  # noqa: S603 - our own script
+            [sys.executable, "-I", "-S", str(SCRIPT), *self._arguments],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            close_fds=False,
+        )
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        weakref.finalize(self, _end, process)
+        return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()

@@ -1,0 +1,144 @@
+"""Commands end with the process that has started them, whatever happens to it."""
+
+import asyncio
+import gc
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from forewarn.errors import Unavailable
+from forewarn.hostd.daemon import mark_as_running
+from forewarn.hostd.settings import HostdConfig
+from forewarn.platform.watchdog import Watchdog
+from tests.e2e.waiting import eventually
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+
+GRACE_SECONDS = SILENT_SECONDS = 0.5
+PARENT = """
+import asyncio, sys
+from forewarn.platform.exec import Output, run_command
+from forewarn.platform.watchdog import Watchdog
+
+async def main():
+    with_output = Output(), Output()
+    watchdog = Watchdog({grace}, {silent})
+    asyncio.get_running_loop().call_soon(open, "watched", "w")
+    await run_command(("sh", "-c", sys.argv[1]), {{}}, with_output, (600, {grace}), watchdog)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """A process that runs a command under a watchdog. The command has begun."""
+    parents = list[subprocess.Popen[bytes]]()
+
+    def start(command: str, silent_seconds: float = 600.0) -> subprocess.Popen[bytes]:
+        program = textwrap.dedent(PARENT).format(grace=GRACE_SECONDS, silent=silent_seconds)
+        parent = subprocess.Popen([sys.executable, "-c", program, command], cwd=tmp_path)
+        parents.append(parent)
+        eventually((tmp_path / "begun").exists)
+        eventually((tmp_path / "watched").exists)
+        return parent
+
+    yield start
+    for parent in parents:
+        parent.kill()
+        parent.wait()
+
+
+CAREFUL = "trap 'echo > ended; exit' TERM; echo > begun; sleep 600 & wait"
+"""As docs/platforms.md says. Nobody reads the output of a command whose server is killed, and dash
+would write there that a program in the foreground was terminated.
+"""
+STUBBORN = "trap '' TERM; echo > begun; while :; do echo >> alive; sleep 0.05; done"
+
+
+def test_command_of_a_killed_process_gets_sigterm(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Another server, or the next run of this one, is about to try again."""
+    parent = start(CAREFUL)
+    assert not (tmp_path / "ended").exists()
+    parent.kill()
+    eventually((tmp_path / "ended").exists)
+
+
+def test_command_that_ignores_sigterm_is_killed_after_the_grace_period(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    start(STUBBORN).kill()
+    eventually(lambda: has_stopped_growing(tmp_path / "alive"))
+
+
+def has_stopped_growing(file: Path) -> bool:
+    before = file.stat().st_size
+    subprocess.run(["sleep", "0.3"], check=True)
+    return file.stat().st_size == before
+
+
+def test_command_of_a_process_that_was_stopped_is_ended(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Its lease ends, too, and it cannot end the command itself."""
+    parent = start(CAREFUL, SILENT_SECONDS)
+    parent.send_signal(signal.SIGSTOP)
+    eventually((tmp_path / "ended").exists)
+    parent.send_signal(signal.SIGCONT)
+    assert parent.wait(30) == 0
+
+
+def test_command_of_a_process_that_lives_runs_on(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Beats come each second."""
+    parent = start("echo > begun; sleep 4; echo > ended", 3.0)
+    assert parent.wait(60) == 0
+    assert (tmp_path / "ended").exists()
+
+
+def test_daemon_that_was_killed_starts_again_when_its_commands_have_ended(tmp_path: Path) -> None:
+    """Its next run would be handed the same impacts."""
+    config = HostdConfig(host=str(tmp_path), server=("http://127.0.0.1:9",))
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            mark_as_running(config, stack)
+            watchdog = Watchdog()
+            watchdog.start()
+        async with AsyncExitStack() as stack:
+            with pytest.raises(Unavailable, match="another process on this machine is the daemon"):
+                mark_as_running(config, stack)
+            del watchdog  # it has no command to end
+            gc.collect()
+            mark_as_running(config, stack)
+
+    asyncio.run(main())
+
+
+def test_watchdog_that_was_killed_is_started_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        watchdog = Watchdog(GRACE_SECONDS)
+        command = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        with watchdog.watching(command.pid):
+            first = watchdog._process
+            assert first is not None
+            first.kill()
+            first.wait()
+            while (second := watchdog._process) is first:
+                await asyncio.sleep(0.05)  # a beat comes each second
+            assert second is not None
+            assert second.stdin is not None
+            second.stdin.close()  # as if this process were gone
+            assert await asyncio.to_thread(command.wait, 30) == -signal.SIGTERM
+            second.wait()
+
+    asyncio.run(main())
