@@ -374,6 +374,7 @@ def test_command_ends_with_its_server_before_another_one_tries_again(
     with running(tmp_path, *flags) as service:
         assert service.ask("POST", "/vms/web-0/restart")[0] == 202
         soon((tmp_path / "begun").exists)
+        assert service.process is not None
         service.process.send_signal(number)
         soon((tmp_path / "end").exists)
         service.kill()

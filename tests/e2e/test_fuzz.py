@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -114,6 +115,79 @@ def test_malformed_requests_leave_the_log_of_a_server_empty(tmp_path: Path, list
         assert service.poll()["Events"] == []
         assert service.stop() == 0
         logs.check("after the last connection")
+
+
+WORK: dict[str, Any] = {
+    "session": "s1",
+    "machine": "m1",
+    "running": [{"event_id": "E", "vm": "web-0", "tries": 1, "result": {"problem": ""}}],
+    "inventory": {
+        "vms": [
+            {
+                "name": "web-0",
+                "id": "00000000-0000-4000-8000-000000000001",
+                "macs": ["52:54:00:00:00:01"],
+                "addresses": ["192.0.2.1"],
+                "power": "running",
+                "memory_bytes": 1,
+                "scope": "web",
+                "kind": "scale-set",
+                "update_domain": 0,
+                "unmovable": "why",
+            }
+        ],
+        "memory_bytes": 1,
+        "age_seconds": 0.5,
+    },
+    "number": 1,
+    "refusals": {"not-a-vm": 1},
+    "refused": [{"guest": "id", "reason": "in-doubt", "seconds": 1}],
+    "unserved": [{"bridge": "br0", "problem": "why", "vms": 1}],
+    "unconfirmed_seconds": 1,
+    "no_server_seconds": 1,
+}
+WRONG: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1 << 63,
+    10**400,
+    1e308,
+    "",
+    "\0",
+    "\ud800",
+    "x" * 9000,
+    [],
+    {},
+    [[]],
+)
+
+
+def change_randomly(random: Random, value: Any) -> Any:
+    """The value with a wrong one at a random place in it."""
+    if not value or not isinstance(value, dict | list) or random.random() < 0.1:
+        return random.choice(WRONG)
+    changed = value.copy()
+    key = random.choice(list(value)) if isinstance(value, dict) else random.randrange(len(value))
+    changed[key] = change_randomly(random, value[key])
+    return changed
+
+
+def test_work_requests_of_a_hostile_daemon_write_no_traceback(tmp_path: Path) -> None:
+    """They have a valid token. What is wrong with a VM may be logged, in a line."""
+    with running(tmp_path, "--identify", "address") as service:
+        _, admin = service.ask("POST", "/tokens", {"name": "admin", "role": "admin"})
+        body = {"name": "h", "role": "host", "host": "h"}
+        _, created = service.ask("POST", "/tokens", body, token=admin["text"])
+        random, statuses = Random(SEED), set[int]()
+        for _ in range(CONNECTIONS):
+            work = change_randomly(random, WORK)
+            status, _ = service.ask("POST", "/hosts/h/work", work, token=created["text"])
+            statuses.add(status)
+        assert {200, 400} <= statuses <= {200, 400, 409, 429}
+        assert service.stop() == 0
+    assert "Traceback" not in (tmp_path / "log.txt").read_text()
 
 
 @pytest.mark.system

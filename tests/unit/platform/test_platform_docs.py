@@ -42,6 +42,22 @@ def test_the_examples_of_other_systems_have_a_command_for_every_type() -> None:
     assert len(complete) == 3
 
 
+def test_every_documented_redeploy_follows_the_policy_of_the_scope() -> None:
+    """A VM with `redeploy: cold` may break if it is migrated live."""
+    scripts = re.findall(r"`/usr/local/bin/(\S+)`:\n\n```sh\n(.*?)```", PAGE, re.DOTALL)
+    follows = {name for name, script in scripts if '"$FOREWARN_METHOD" = cold' in script}
+    redeploys = [
+        command
+        for example in EXAMPLES
+        for command in tomllib.loads(example).get("exec_command", ())
+        if command.startswith("Redeploy=")
+    ]
+
+    assert len(redeploys) == 3
+    for command in redeploys:
+        assert "{method} = cold" in command or command.rpartition("/")[2] in follows
+
+
 def test_every_shell_script_of_the_examples_can_be_parsed() -> None:
     """They are pasted; a quote too few would show only when a VM is to be moved."""
     commands = [
