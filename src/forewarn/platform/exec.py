@@ -161,10 +161,12 @@ async def run_command(
     `watchdog`, it does not outlive this process.
     """
     seconds_max, grace_seconds = limits
+    stdout, stderr = outputs[0].inlet, outputs[1].inlet
     try:
-        if watchdog is not None:
-            watchdog.start()
-        group = ProcessGroup(words, environ, stdout=outputs[0].inlet, stderr=outputs[1].inlet)
+        if watchdog is None:
+            group = ProcessGroup(words, environ, stdout=stdout, stderr=stderr)
+        else:
+            group = watchdog.start(words, environ, stdout=stdout, stderr=stderr)
     except OSError as error:
         if error.errno in SHORTAGES:
             raise
@@ -173,7 +175,7 @@ async def run_command(
         ) from error
     problem, code = "", 0
     try:
-        with watchdog.watching(group.pid) if watchdog else nullcontext():
+        with watchdog.watching(group) if watchdog else nullcontext():
             for each in {*outputs}:
                 each.start()
             try:

@@ -23,7 +23,13 @@ class ProcessGroup:
     """States:  RUNNING -> EXITED: the leader is a zombie, others may run -> REAPED by `close`."""
 
     def __init__(
-        self, words: Sequence[str], environ: Mapping[str, str], *, stdout: int, stderr: int
+        self,
+        words: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        stdout: int,
+        stderr: int,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         """Start the program. OSError if it cannot be started, or its exit could not be noticed."""
         spare = os.open("/dev/null", os.O_RDONLY)  # so that there is a descriptor for the pidfd
@@ -31,7 +37,7 @@ class ProcessGroup:
             self._leader = subprocess.Popen(  # noqa: S603 - the operator's own program
                 words,
                 env=environ,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,

@@ -9,14 +9,17 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from forewarn.platform.base import COMMAND_GRACE_SECONDS
+from forewarn.platform.process_group import ProcessGroup
 
 SCRIPT = Path(__file__).with_name("watchdog_process.py")
 BEAT_SECONDS = 1.0
+WAIT = 'read -r _ && exec "$@" </dev/null'
+"""What a program waits with until it is watched. At the end of the input it does not begin."""
 SILENT_SECONDS = 4.0
 """After this time without a beat, commands are ended. A server whose event loop is blocked for so
 long is about to lose its lease, too.
@@ -39,22 +42,40 @@ class Watchdog:
     ) -> None:
         self._arguments = f"{silent_seconds:g}", f"{grace_seconds:g}"
         self._pids: set[int] = set()
+        self._gates: dict[ProcessGroup, int] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._beat: asyncio.TimerHandle | None = None
 
-    def start(self) -> None:
-        """Be ready: between the start of a command and `watching`, no time should pass."""
-        if self._process is None or self._process.poll() is not None:
-            self._process = self._open()
+    def start(
+        self, words: Sequence[str], environ: Mapping[str, str], *, stdout: int, stderr: int
+    ) -> ProcessGroup:
+        """Start a program that waits for `watching`: if this process is killed before, it ends."""
+        self._require_process()
+        outlet, inlet = os.pipe()
+        try:
+            waiting = ("/bin/sh", "-c", WAIT, "sh", *words)
+            group = ProcessGroup(waiting, environ, stdin=outlet, stdout=stdout, stderr=stderr)
+        except BaseException:
+            os.close(inlet)
+            raise
+        finally:
+            os.close(outlet)
+        self._gates[group] = inlet
+        return group
 
     @contextmanager
-    def watching(self, pid: int) -> Iterator[None]:
-        """End the process group with this id, if this process cannot do it any more."""
+    def watching(self, group: ProcessGroup) -> Iterator[None]:
+        """Let a program that was started begin. If this process cannot end it, the other does."""
+        pid, gate = group.pid, self._gates.pop(group)
         self._pids.add(pid)
-        self._send(b"+%d\n" % pid)
-        if self._beat is None:
-            self._beat_soon()
         try:
+            try:
+                self._send(b"+%d\n" % pid)
+                os.write(gate, b"\n")
+            finally:
+                os.close(gate)
+            if self._beat is None:
+                self._beat_soon()
             yield
         finally:
             self._pids.discard(pid)
@@ -74,13 +95,17 @@ class Watchdog:
     def _send(self, line: bytes) -> None:
         """A full pipe means that the process is ending commands: it reads on afterwards."""
         known = self._process
-        self.start()
+        self._require_process()
         if self._process is not known:
             line = b"".join(b"+%d\n" % pid for pid in self._pids)
         assert self._process is not None
         assert self._process.stdin is not None
         with suppress(BlockingIOError, BrokenPipeError):  # the next beat finds that it is gone
             os.write(self._process.stdin.fileno(), line)
+
+    def _require_process(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self._process = self._open()
 
     def _open(self) -> subprocess.Popen[bytes]:
         # The descriptors that are to be open as long as a command runs are marked as inheritable.

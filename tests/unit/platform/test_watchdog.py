@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -113,7 +114,7 @@ def test_daemon_that_was_killed_starts_again_when_its_commands_have_ended(tmp_pa
         async with AsyncExitStack() as stack:
             mark_as_running(config, stack)
             watchdog = Watchdog()
-            watchdog.start()
+            watchdog._require_process()
         async with AsyncExitStack() as stack:
             with pytest.raises(Unavailable, match="another process on this machine is the daemon"):
                 mark_as_running(config, stack)
@@ -127,8 +128,9 @@ def test_daemon_that_was_killed_starts_again_when_its_commands_have_ended(tmp_pa
 def test_watchdog_that_was_killed_is_started_again(tmp_path: Path) -> None:
     async def main() -> None:
         watchdog = Watchdog(GRACE_SECONDS)
-        command = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        with watchdog.watching(command.pid):
+        null = os.open(os.devnull, os.O_WRONLY)
+        group = watchdog.start(("/bin/sleep", "600"), {}, stdout=null, stderr=null)
+        with watchdog.watching(group):
             first = watchdog._process
             assert first is not None
             first.kill()
@@ -138,7 +140,24 @@ def test_watchdog_that_was_killed_is_started_again(tmp_path: Path) -> None:
             assert second is not None
             assert second.stdin is not None
             second.stdin.close()  # as if this process were gone
-            assert await asyncio.to_thread(command.wait, 30) == -signal.SIGTERM
+            await asyncio.wait_for(group.wait(), 30)
             second.wait()
+        assert group.close() == -signal.SIGTERM
 
     asyncio.run(main())
+
+
+def test_command_that_is_not_watched_does_not_begin(tmp_path: Path) -> None:
+    """This process may be killed between the two, and the watchdog would not know of it."""
+
+    async def main() -> None:
+        watchdog = Watchdog(GRACE_SECONDS)
+        null = os.open(os.devnull, os.O_WRONLY)
+        command = ("/bin/sh", "-c", f"echo > {tmp_path}/begun")
+        group = watchdog.start(command, {}, stdout=null, stderr=null)
+        os.close(watchdog._gates.pop(group))  # as when this process is killed
+        await asyncio.wait_for(group.wait(), 30)
+        group.close()
+
+    asyncio.run(main())
+    assert not (tmp_path / "begun").exists()
