@@ -106,8 +106,8 @@ def revoke(context: typer.Context, name: Name, *, store: Store = None) -> None:
 def _run_on(context: typer.Context, store: str, work: Work[T], *, may_create: bool = False) -> T:
     exists = check_exists("--store", store, may_create=may_create)
     resolved = read_config(context, Config)
-    if may_create:  # else a token is created that no server knows
-        check_store_kind(context, resolved)
+    # Else a token is created that no server knows, or one is revoked that servers still accept.
+    check_store_kind(context, resolved)
     if not exists:
         print(f"creating the store {store}", file=sys.stderr)
     return run_on_store("token --store", store, work, resolved.config)
