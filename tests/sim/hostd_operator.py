@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Step = Callable[[], Awaitable[object]]
 LATE_SECONDS_MAX = 40.0
 """A request may arrive so much later, after its daemon has ended."""
+MISSING_SECONDS = 10
 REBIND_SECONDS_MAX = 60
 DOUBLE_SECONDS = 40
 COPY_SECONDS = 120
@@ -119,6 +120,21 @@ class Operator:
         for number in (0, 1):
             if world.servers[number] is None:
                 await world.start_server(number)
+
+    async def start_missing(self) -> None:
+        """Start the VMs that ran, and that their hosts no longer have, until cancelled.
+
+        One was moved and stopped by hand while an impact had it. Only an operator may start it.
+        """
+        vms = self._vms
+        while True:  # ends when cancelled
+            await asyncio.sleep(MISSING_SECONDS)
+            server = self._world.any_server()
+            for name, published in list(server.board.vms.items()):
+                vm = published.scope.vm(name)
+                copies = server.hosts.managed.find_copies(vm) if vm else ()
+                if copies and not vms.places(name) and not vms.actors(name):
+                    self._start_by_hand(name, copies[0])
 
     async def _rebind(self) -> None:
         """A late request of another machine may have taken a host that was forgotten."""

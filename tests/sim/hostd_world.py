@@ -215,6 +215,7 @@ class HostdWorld:
         self.loss = 0.2
         await operator.disturb(loop.time() + FAULTS_SECONDS)
         await operator.heal()
+        guests.append(asyncio.create_task(operator.start_missing()))
         await self.wait(self.is_over, QUIET_SECONDS_MAX)
         await self._sleep(SETTLE_SECONDS)
         await self.wait(self.is_over, QUIET_SECONDS_MAX)

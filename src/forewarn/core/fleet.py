@@ -172,7 +172,7 @@ class Scope(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     """A delivery group: all its VMs see one document. Events are in order of creation.
 
     `dropped` are impacts that ended while a worker held them: see `machine.py`. `tried_moves` are
-    at most one for each VM, until a move succeeds or the VM leaves.
+    at most one for each VM, until a move succeeds, its host reports that it runs, or it leaves.
     `is_reported`: a host's report has created it, and no fleet has changed it since. Such a scope
     goes with its last VM.
     """

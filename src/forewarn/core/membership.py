@@ -59,6 +59,8 @@ def update_members(draft: Draft, command: UpdateMembers) -> None:
         old = vms.get(vm.name)
         if vm.name not in busy and (old is None or old.host == host):
             vms[vm.name] = merge_reported(scope, old, vm)
+            if runs_on(vm, command.host):
+                draft.forget_tries(vm.name)  # it came back, or has moved there
     for name in command.gone:
         if name not in under_impact and name in vms and vms[name].host == command.host:
             del vms[name]
@@ -95,6 +97,10 @@ def merge_reported(scope: Scope, old: Vm | None, vm: Vm) -> Vm:
     is_fixed = any(old.name in event.resources for event in scope.events)
     domain = old.update_domain if is_fixed else vm.update_domain
     return replace(vm, power=power, update_domain=domain)
+
+
+def runs_on(vm: Vm, host: str) -> bool:
+    return vm.host == host and vm.power is Power.RUNNING
 
 
 def compare_vm(draft: Draft, old: Vm | None, vm: Vm) -> None:

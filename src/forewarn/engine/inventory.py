@@ -13,6 +13,7 @@ from msgspec.structs import asdict, replace
 from forewarn.core.command import UpdateMembers
 from forewarn.core.fleet import Power, Scope, ScopeKind, Vm
 from forewarn.core.machine import decide
+from forewarn.core.membership import runs_on
 from forewarn.engine.engine import Engine
 from forewarn.engine.fleet_apply import Commands, check_size, definition
 from forewarn.engine.managed_hosts import HostedVm, ManagedHosts
@@ -231,10 +232,15 @@ class HostInventory:
         known, names = {vm.name: vm for vm in old.vms}, {vm.name for vm in new.vms}
         lost = [vm for vm in old.vms if vm.name not in names]
         pairs = [(known.get(vm.name), vm) for vm in new.vms]
+        tried = {each.vm for each in old.tried_moves}
         return UpdateMembers(
             host=self._host,
             kind=new.kind,
-            vms=tuple((old_vm.host if old_vm else "", vm) for old_vm, vm in pairs if old_vm != vm),
+            vms=tuple(
+                (old_vm.host if old_vm else "", vm)
+                for old_vm, vm in pairs
+                if old_vm != vm or (vm.name in tried and runs_on(vm, self._host))
+            ),
             gone=tuple(vm.name for vm in lost if (vm.id or vm.name) not in staying),
             left=tuple(vm.name for vm in lost if (vm.id or vm.name) in staying),
             found=found,

@@ -344,9 +344,18 @@ class ManagedHosts:
         """
         hosts, record = self.reporting(vm.id), self.find(vm.host)
         is_current = record is not None and not self.is_unreported(vm.host)
-        if not is_current or vm.power.is_off or vm.host in hosts or self.running_on(vm.id):
+        if not is_current or vm.host in hosts or self.running_on(vm.id):
             return ()
-        return hosts
+        return hosts if self._ran_until_gone(vm) else ()
+
+    def _ran_until_gone(self, vm: Vm) -> bool:
+        """Whether a VM that its host no longer has may run where nobody has said so.
+
+        Not if an impact was to move it: the hosts that it may have come to are known.
+        """
+        published = self._engine.board.vms.get(vm.name)
+        tried = published.scope.tried_moves if published else ()
+        return not vm.power.is_off and not any(each.vm == vm.name for each in tried)
 
     def reporting(self, vm_id: str) -> tuple[str, ...]:
         """The hosts that have reported the VM, running or not."""
@@ -366,8 +375,7 @@ class ManagedHosts:
         running, hosts = self.running_on(vm_id), self.reporting(vm_id)
         is_known = self.find(known) is not None and not self.is_unreported(known)
         may_be_there = known and (not is_known or self.is_unreachable(known))
-        may_run = may_be_there or not vm.power.is_off
-        if not running and known not in hosts and may_run:
+        if not running and known not in hosts and (may_be_there or self._ran_until_gone(vm)):
             return ""
         claiming = {host for host in hosts if self._claims(host, vm_id)}
         if any(

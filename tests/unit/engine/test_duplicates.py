@@ -735,6 +735,58 @@ def test_running_vm_that_its_host_no_longer_has_is_not_taken_by_a_copy_that_is_o
     run(test)
 
 
+def test_vm_that_a_failed_move_left_off_belongs_to_the_host_with_its_copy() -> None:
+    """Its daemon was killed between the definition on the target and the start there.
+
+    Nobody else has moved it: it is not missing, and stays in reach of the next event.
+    """
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b")
+        await fail_move(world, first)
+        await second.report(reported("web-0", power="stopped"))
+        await first.report()
+        await second.report(reported("web-0", power="stopped"))
+        vm = world.servers[0].vm("web-0")
+        assert (vm.host, vm.power) == ("host-b", "stopped")
+
+    run(test)
+
+
+def test_vm_that_ran_after_a_failed_move_and_is_gone_now_is_missing() -> None:
+    """The move of last month says nothing about where it is today."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b")
+        await fail_move(world, first)
+        await second.report(reported("web-0", power="stopped"))
+        await first.report(reported("web-0"))
+        assert world.servers[0].scope("web-0").tried_moves == ()
+
+        await first.report()
+        await second.report(reported("web-0", power="stopped"))
+        vm = world.servers[0].vm("web-0")
+        assert (vm.host, vm.power) == ("host-a", "unknown")
+
+    run(test)
+
+
+async def fail_move(world: World, daemon: Daemon) -> None:
+    """A Redeploy of web-0 fails at its first try, and an operator completes it."""
+    await world.poll("web-0")
+    operations = world.servers[0].operations
+    placed = await operations.redeploy("web-0", by="ann")
+    assert placed is not None
+    await operations.approve(placed.event.id, by="ann")
+    await world.settle()
+    await daemon.finish(await daemon.take(), problem="host-b did not respond")
+    await operations.complete(placed.event.id, by="ann")
+    await world.settle()
+    assert [each.vm for each in world.servers[0].scope("web-0").tried_moves] == ["web-0"]
+
+
 def test_missing_vm_is_gone_with_its_last_copy() -> None:
     async def test(world: World) -> None:
         first = await world.daemon("host-a", reported("web-0"))
