@@ -386,9 +386,11 @@ class HostdWorld:
             if daemon is None or server is None or not self.vms.is_up(vm):
                 continue
             if (published := server.board.vms.get(vm)) is not None:
-                server.board.polled[vm] = self.clock.now().timestamp()
+                now = self.clock.now().timestamp()
+                server.board.polled[vm] = now
                 self.checker.readers.poll(vm)
                 with suppress(Error):
                     if vm in (published.booting or ()):
                         server.engine.back(published, vm)
-                    await server.engine.seen(published)
+                    if server.engine.last_polls.must_store(published, vm, now):
+                        await server.engine.seen(published)

@@ -2,8 +2,9 @@
 
 A poll writes one entry of `Board.polled`. Once an hour the times of a scope are stored in
 `polled/SCOPE/`, beside the record of the scope's last poll: so the other servers learn them, and a
-restart does not lose them. Earlier versions ignore that record. A scope of one VM needs none: its
-last poll is the VM's.
+restart does not lose them. The first poll of a VM is stored at once: a VM of which a server does
+not know that it polls delays no event. Earlier versions ignore that record. A scope of one VM
+needs none: its last poll is the VM's.
 """
 
 from collections.abc import Mapping
@@ -12,10 +13,12 @@ from datetime import datetime
 from forewarn.core.fleet import Scope
 from forewarn.core.lifecycle import is_enabled
 from forewarn.core.timing import Timing
-from forewarn.engine.board import Board
+from forewarn.engine.board import Board, PublishedScope
 from forewarn.engine.record_cache import Records
 
 POLLED_KEY = "polled/{}/"
+AGAIN_INTERVALS = 1.5
+"""After so many intervals a VM has not polled for a time, and its next poll is stored at once."""
 VMS_PER_COUNT_MAX = 1_000
 """How many VMs are looked at in one second: the work must not grow with the fleet."""
 
@@ -41,6 +44,17 @@ class LastPolls:
             vm.name: max(int(here.get(vm.name, 0)), stored.get(vm.name, 0)) for vm in scope.vms
         }
         return {name: seconds for name, seconds in latest.items() if seconds}
+
+    def must_store(self, published: PublishedScope, vm: str, now: float) -> bool:
+        """Whether a poll of this VM has to be stored, and not only noted on the board."""
+        if published.fresh_until <= now:
+            return True
+        scope = published.scope
+        if len(scope.vms) == 1:
+            return False
+        # Usually the scope's next record, which has all VMs, comes first.
+        oldest = now - AGAIN_INTERVALS * self._board.seen_interval_seconds
+        return self._stored(scope).get(vm, 0) <= oldest
 
     def are_behind(self, scope: Scope) -> bool:
         """Whether the stored times miss polls of this server, by half the time between records.

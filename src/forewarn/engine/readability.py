@@ -247,6 +247,9 @@ class Readability:
                 opened or now - away_since >= timing.gap_min_of(event.type)
             ):
                 away.append(away_since)
+        if opened and not away:
+            # Another server knows that a VM polls there, and this one does not know it yet.
+            away += filter(None, map(self._hosts.away_since, hosts.find_away(event)))
         gaps = drop_future(gaps, now)
         # To correct what another server has found would mean to write in turns.
         is_in_doubt = opened and any(map(self._hosts.is_in_doubt, hosts.find_all(event)))
@@ -284,6 +287,10 @@ class _PollingHosts:
     def find(self, event: Event) -> set[str]:
         """Those of the VMs in Resources that polled before the event was announced, or since."""
         return self.find_all(event) & self._away if self._away else set()
+
+    def find_away(self, event: Event) -> set[str]:
+        """Those of all VMs in Resources, whether they poll or not."""
+        return {self._hosts[name] for name in event.resources if name in self._hosts} & self._away
 
     def find_all(self, event: Event) -> set[str]:
         """As `find`, whether they were away or not."""

@@ -38,6 +38,7 @@ from forewarn.web.http.listener import SERVER_METADATA, Application, Listener
 from forewarn.web.http.message import Header, Message, Receive, Send, plain_address
 from forewarn.web.metadata import request as metadata_request
 from forewarn.web.metadata.app import Metadata
+from forewarn.web.metadata.client_identity import ClientIdentity
 from forewarn.web.service import Service
 
 ADVANCE_MAX = timedelta(days=366)
@@ -354,10 +355,10 @@ class LabMetadata(Metadata):
         super().__init__(engine, config)
         self._faults = faults
 
-    async def _record(self, place: PublishedScope) -> None:
+    async def _record(self, client: ClientIdentity) -> None:
         now = self._engine.clock.now()
-        if not any(self._faults.is_lapsing(vm.name, now) for vm in place.scope.vms):
-            await super()._record(place)
+        if not any(self._faults.is_lapsing(vm.name, now) for vm in client.place.scope.vms):
+            await super()._record(client)
 
 
 def make_clock(setup: Setup) -> VirtualClock | RealClock:

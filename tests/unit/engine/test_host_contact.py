@@ -908,3 +908,82 @@ def test_damaged_record_of_a_host_does_not_stop_the_others() -> None:
         await later.stop()
 
     run(test)
+
+
+async def poll(server: Server, vm: str) -> None:
+    """As the metadata application does."""
+    now, published = server.engine.clock.now().timestamp(), server.board.vms[vm]
+    server.board.polled[vm] = now
+    if server.engine.last_polls.must_store(published, vm, now):
+        await server.engine.seen(published)
+
+
+async def announce_for_the_second(world: World) -> Daemon:
+    """VM b, which began to poll when its scope had been polled for minutes, is to be restarted.
+
+    Its host, host-b, is away a minute later. Returns the daemon of host-a.
+    """
+    first, server = await world.daemon("host-a", web("a", 0)), world.servers[0]
+    await poll(server, "a")
+    await world.settle()
+    await world.pass_time(5 * MINUTE, first)
+    second = await world.daemon("host-b", web("b", 1))
+    await world.pass_time(SECOND, first, second)
+    await poll(server, "b")
+    await world.settle()
+    assert await server.operations.restart("b", by="ann")
+    for _ in range(60):
+        await poll(server, "a")
+        await poll(server, "b")
+        await world.pass_time(SECOND, first, second)
+    return first
+
+
+def test_all_servers_know_that_a_vm_polls_whose_scope_was_polled_before() -> None:
+    """Else each of them writes what the other one does not know, in turns."""
+
+    async def test(world: World) -> None:
+        first = await announce_for_the_second(world)
+        before = (await world.store.get("none")).revision
+        for _ in range(10):
+            await poll(world.servers[0], "a")
+            await world.pass_time(MINUTE, first)
+        assert (await world.store.get("none")).revision - before < 10 * 60, "commits"
+        for number in (0, 1):
+            event = event_of(world, "b", number)
+            assert event.status == "Scheduled"
+            assert event.unreadable_since is not None
+        await world.pass_time(10 * MINUTE, first)
+        assert event_of(world, "b").status == "Scheduled"
+
+    run(test)
+
+
+def test_server_that_starts_knows_that_a_vm_polls_whose_scope_was_polled_before() -> None:
+    """Its host is cut off: it must not be rebooted when that returns."""
+
+    async def test(world: World) -> None:
+        await world.expire(world.servers[1])
+        first = await announce_for_the_second(world)
+        await world.pass_time(10 * SECOND, first)
+        await world.expire(world.servers[0])
+        first.server = await join(world)
+        await world.pass_time(15 * MINUTE, first)
+        event = event_of(world, "b", 2)
+        assert event.status == "Scheduled"
+        assert event.unreadable_since is not None
+
+    run(test)
+
+
+def test_server_that_does_not_know_of_a_poll_believes_the_one_that_does() -> None:
+    """The record of the poll may be late, or the store may have refused it."""
+
+    async def test(world: World) -> None:
+        first = await announce_for_the_second(world)
+        world.servers[1].engine.records.set("polled/web/", {}, 0)
+        await world.pass_time(30 * SECOND, first)
+        assert event_of(world, "b", 1).unreadable_since is not None
+        assert not [entry for entry in await world.history("updated") if "again" in entry.detail]
+
+    run(test)

@@ -30,9 +30,9 @@ async def applied(world: World) -> Engine:
 async def poll(engine: Engine, *vms: str) -> None:
     """As the metadata application does."""
     for name in vms:
-        place = engine.board.vms[name]
-        engine.board.polled[name] = engine.clock.now().timestamp()
-        if place.fresh_until <= engine.clock.now().timestamp():
+        place, now = engine.board.vms[name], engine.clock.now().timestamp()
+        engine.board.polled[name] = now
+        if engine.last_polls.must_store(place, name, now):
             await engine.submit(place.scope.name, ask.Seen(), by="poll")
 
 
@@ -84,7 +84,7 @@ def test_last_polls_survive_a_restart() -> None:
 def test_polls_of_many_vms_are_stored_once_an_hour() -> None:
     async def main(world: World) -> None:
         engine = await applied(world)
-        await poll(engine, "web-0")
+        await poll(engine, "web-0", "web-1", "web-2")
         before = await revision(world)
         for _ in range(59):
             await world.clock.advance(MINUTE)
@@ -94,6 +94,24 @@ def test_polls_of_many_vms_are_stored_once_an_hour() -> None:
         await world.clock.advance(MINUTE)
         await poll(engine, "web-0", "web-1", "web-2")
         assert await revision(world) == before + 1
+
+    run_in_world(main)
+
+
+def test_first_poll_of_each_vm_is_stored_at_once() -> None:
+    """Of a VM that is not known to poll, no host that is away delays an event."""
+
+    async def main(world: World) -> None:
+        engine = await applied(world)
+        await poll(engine, "web-0")
+        await world.clock.advance(MINUTE)
+        await poll(engine, "web-0", "web-1")
+        restarted = await world.engine()
+
+        assert seen(restarted)["web-1"] == NOON + MINUTE
+        before = await revision(world)
+        await poll(restarted, "web-0", "web-1")
+        assert await revision(world) == before, "they are known"
 
     run_in_world(main)
 
@@ -113,7 +131,7 @@ def test_vms_that_poll_different_servers_are_known_to_all() -> None:
             await world.clock.advance(MINUTE)
         now = world.clock.now()
 
-        assert await revision(world) - before <= 2 * 5
+        assert await revision(world) - before <= 2 * 5 + 2, "two VMs began to poll"
         for each in (one, two):
             assert set(seen(each)) == {"web-0", "web-1", "web-2"}
             assert min(seen(each).values()) > now - HOUR - 2 * MINUTE

@@ -26,7 +26,7 @@ from forewarn.auth.tokens import Tokens
 from forewarn.config import Config, Identify, NotBeforeFormat
 from forewarn.core.command import Approve
 from forewarn.core.lifecycle import is_enabled
-from forewarn.engine.board import PublishedScope, wait_for_change
+from forewarn.engine.board import wait_for_change
 from forewarn.engine.engine import Engine
 from forewarn.errors import Error, Forbidden, Invalid, NotFound
 from forewarn.log import log
@@ -198,7 +198,7 @@ class Metadata:
             if client.place.booting:
                 self._engine.back(client.place, client.vm)
             self._engine.board.polled[client.vm] = self._engine.clock.now().timestamp()
-            await self._record(client.place)
+            await self._record(client)
             client = self._identify(request)  # `_record` may have taken minutes
             seconds = requests.wait_seconds(request, self._config)
             must_not_wait = HOST in request.headers and self._engine.age_seconds > 0
@@ -219,13 +219,13 @@ class Metadata:
         body = render(client.place, version, is_iso=is_iso).partition(BLANK_LINE)[2]
         return Reply(200, (*document_headers(scope, body), *applied), body)
 
-    async def _record(self, place: PublishedScope) -> None:
-        """Record that the scope is polled.
+    async def _record(self, client: ClientIdentity) -> None:
+        """Record that the VM and its scope are polled.
 
         The poll that enables a scope is delayed until that is stored, and longer if configured.
         """
-        now = self._engine.clock.now()
-        if place.fresh_until > now.timestamp():
+        now, place = self._engine.clock.now(), client.place
+        if not self._engine.last_polls.must_store(place, client.vm, now.timestamp()):
             return
         was_enabled = is_enabled(place.scope, now, self._engine.timing)
         await self._engine.seen(place)

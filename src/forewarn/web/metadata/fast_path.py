@@ -189,7 +189,9 @@ class Polls(ConnectionPolicy):
             return None
         name = self.find_name(poll, address)
         place = self.board.vms.get(name)
-        if place is None or place.fresh_until <= self.now or name in (place.booting or ()):
+        if place is None or name in (place.booting or ()):
+            return None
+        if self._engine.last_polls.must_store(place, name, self.now):
             return None
         self.board.polled[name] = self.now
         must_not_wait = self.age and poll.signed is not None
