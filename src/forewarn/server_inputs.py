@@ -11,9 +11,7 @@ from forewarn.web.http.tls import Certificate
 
 
 def check_inputs(config: Config) -> None:
-    """Refuse a file that cannot be used before a store is opened: a mistake in an option leaves
-    no database behind.
-    """
+    """Refuse a file that cannot be used before a store is opened, so that no database is left."""
     read_file(config.proxy_key_file, "proxy key file")
     if config.webhook:
         read_secrets(config)

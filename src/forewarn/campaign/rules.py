@@ -286,7 +286,7 @@ def end_campaign(draft: CampaignDraft) -> None:
         draft.put(state=CampaignState.DONE, pause_reason="", paused_by_failure=False)
     draft.put(cursor=campaign.total, window=(), ended_at=draft.now)
     end = draft.campaign
-    draft.record(f"ended: {end.done} hosts done, {end.skipped} skipped, {end.failed} failed")
+    draft.record(f"ended: {end.done} done, {end.skipped} skipped, {end.failed} failed")
 
 
 # --- the state of an event

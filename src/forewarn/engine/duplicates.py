@@ -168,7 +168,7 @@ class DuplicateVms:
                 continue
             hosts = " and ".join(sorted((host, *others)))
             is_double = is_double_in(after, vm_id)
-            detail = f"runs on {hosts}" if is_double else f"no longer runs on {hosts}"
+            detail = f"runs on {hosts}" if is_double else f"no longer runs on both {hosts}"
             scope = self._engine.board.vms[name].scope.name
             change = Change(ChangeKind.UPDATED, vm=name, host=host, detail=detail)
             t.record(change, scope=scope)

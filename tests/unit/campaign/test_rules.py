@@ -583,7 +583,7 @@ def test_every_step_is_recorded_in_the_history() -> None:
     ]
     assert [change.detail for change in done.changes] == [
         "c1 host h1 done",
-        "c1 ended: 1 hosts done, 0 skipped, 0 failed",
+        "c1 ended: 1 done, 0 skipped, 0 failed",
     ]
 
 

@@ -81,7 +81,7 @@ def test_vm_that_two_hosts_run_is_a_duplicate_after_ten_seconds(
         assert hosts_of(world) == [(), ()]
         assert world.servers[0].vm("web-0").host == "host-b"
         last = [e.detail for e in await world.history("updated") if e.vm][-1]
-        assert last == "no longer runs on host-a and host-b"
+        assert last == "no longer runs on both host-a and host-b"
 
     run(test)
     logged = [(each.levelname, each.message) for each in caplog.records]

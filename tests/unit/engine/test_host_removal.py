@@ -167,7 +167,7 @@ def test_duplicate_stays_one_if_one_of_its_hosts_is_left_running() -> None:
         entries = await world.history("updated")
         assert [e.detail for e in entries if e.vm and "host-b" in (e.detail or "")] == [
             "runs on host-a and host-b",
-            "no longer runs on host-a and host-b",
+            "no longer runs on both host-a and host-b",
         ]
         await world.restart("web-0")
         assert await impacts_of(world, first) == [], "the other copy may run"
@@ -184,7 +184,7 @@ def test_host_that_was_left_running_and_is_fenced_runs_no_duplicate() -> None:
             assert (await forget(world, "host-b", query)).status_code == 200
         assert hosts_of(world) == [(), ()]
         entries = await world.history("updated")
-        assert [e.detail for e in entries if e.vm][-1] == "no longer runs on host-a and host-b"
+        assert [e.detail for e in entries if e.vm][-1] == "no longer runs on both host-a and host-b"
 
     run(test)
 
