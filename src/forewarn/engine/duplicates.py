@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from forewarn.core.change import Change, ChangeKind
-from forewarn.core.event import Cause, ImpactState, is_move
+from forewarn.core.event import Cause, is_move
 from forewarn.core.fleet import Vm
 from forewarn.engine.board import Board
 from forewarn.engine.clock import wait_for
@@ -252,7 +252,8 @@ class DuplicateVms:
 
 
 class MovingVms:
-    """The VMs that an impact moves at present. One that waits has not begun.
+    """The VMs that an impact moves at present. One that waits has not begun, and a VM that boots
+    has moved.
 
     The impacts of a scope are read once, however many of its VMs are looked up.
     """
@@ -271,8 +272,7 @@ class MovingVms:
             self._by_scope[scope.name] = frozenset(
                 impact.vm
                 for impact in scope.impacts
-                if is_move(impact.type, impact.cause)
-                and (impact.is_held or impact.state is ImpactState.BOOTING)
+                if impact.is_held and is_move(impact.type, impact.cause)
             )
         return self._by_scope[scope.name]
 

@@ -366,15 +366,17 @@ class ManagedHosts:
 
         While it moves, two hosts have it: it stays on the one that it is known on, until that no
         longer runs it. A copy that is off counts only if the VM was off, and the host that it is
-        known on has reported what it has, and does not have it: otherwise the VM may run there, or
-        on a host that has not reported it yet. A claim counts only if no connected host without one
-        runs the VM, and if the VM is not known on such a host, running or not: so a VM that is
-        stopped for a moment stays, and one that was taken while its host was away comes back.
+        known on is fenced, or has reported what it has, and does not have it: otherwise the VM may
+        run there, or on a host that has not reported it yet. A claim counts only if no connected
+        host without one runs the VM, and if the VM is not known on such a host, running or not: so
+        a VM that is stopped for a moment stays, and one that was taken while its host was away
+        comes back.
         """
         vm_id, known = vm.id, vm.host
         running, hosts = self.running_on(vm_id), self.reporting(vm_id)
         is_known = self.find(known) is not None and not self.is_unreported(known)
-        may_be_there = known and (not is_known or self.is_unreachable(known))
+        is_fenced = self.is_forgotten(known) and not self.may_run_vms(known)
+        may_be_there = known and not is_fenced and (not is_known or self.is_unreachable(known))
         if not running and known not in hosts and (may_be_there or self._ran_until_gone(vm)):
             return ""
         claiming = {host for host in hosts if self._claims(host, vm_id)}

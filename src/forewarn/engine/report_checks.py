@@ -77,6 +77,12 @@ class ReportChecks:
         if not self._scopes:
             return
         known = self._find(domain)
+        if known is None and not domain.scope and domain.kind not in (None, ScopeKind.VM):
+            # The scope of its name could be joined by the VMs of others.
+            raise Invalid(
+                f"the token of {self._host} is not for all scopes, and a scope of the kind"
+                f" {domain.kind} can have several VMs; {self._expected()}"
+            )
         home = known.home.name if known else ""
         wanted = domain.scope or home
         if wanted != home and not self.covers(wanted):

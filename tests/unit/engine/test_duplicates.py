@@ -655,6 +655,28 @@ def test_running_vm_waits_for_no_other_host() -> None:
     run(test)
 
 
+def test_vm_that_boots_after_a_move_may_be_a_duplicate() -> None:
+    """Something starts the old copy again. To wait until the VM is back can take minutes."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", reported("web-0"))
+        second = await world.daemon("host-b")
+        await world.poll("web-0")
+        placed = await world.servers[0].operations.redeploy("web-0", by="ann")
+        assert placed is not None
+        await world.servers[0].operations.approve(placed.event.id, by="ann")
+        await world.settle()
+        impact = await first.take()
+        await second.report(reported("web-0"))
+        assert await first.finish(impact, host="host-b", is_back=False)
+        (booting,) = world.servers[0].scope("web-0").impacts
+        assert booting.state == "booting"
+        await report_for(world, 14, first, second)
+        assert hosts_of(world) == [("host-a", "host-b")] * 2
+
+    run(test)
+
+
 def test_fenced_host_may_run_nothing() -> None:
     """An operator says so by forgetting it, and the VM is started."""
 
@@ -668,6 +690,24 @@ def test_fenced_host_may_run_nothing() -> None:
         assert (await forget(world, "host-b", "?fenced=true")).status_code == 200
         assert len((await first.work())["impacts"]) == 1
         assert world.servers[1].vm("db-0").power == "stopped"
+
+    run(test)
+
+
+def test_vm_of_a_fenced_host_belongs_to_the_host_with_its_copy() -> None:
+    """An operator says that it is off, and may be started elsewhere."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        copy = reported("web-0", power="stopped")
+        second = await world.daemon("host-b", copy)
+        await world.pass_time(20 * SECOND, second)
+        assert (await forget(world, "host-a", "?fenced=true")).status_code == 200
+        await second.report(copy)
+        vm = world.servers[1].vm("web-0")
+        assert (vm.host, vm.power) == ("host-b", "stopped")
+        await world.restart("web-0")
+        assert (await second.take())["may_run_on"] == []
 
     run(test)
 

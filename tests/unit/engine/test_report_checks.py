@@ -353,3 +353,26 @@ def test_vm_may_be_named_like_its_own_id() -> None:
         assert world.servers[1].vm(vm_id("x")) == Vm(name=vm_id("x"), id=vm_id("x"), host="host-a")
 
     run(test)
+
+
+def test_limited_token_creates_no_scope_that_the_vms_of_others_could_join() -> None:
+    """Its VM would approve their events."""
+
+    async def test(world: World) -> None:
+        squatter = {**reported("payments"), "kind": "availability-set"}
+        daemon = await limited(world, squatter, reported("alone"))
+        assert "payments" not in world.servers[1].board.scopes
+        assert home_of(world, "alone")[0] == "alone"
+        (problem,) = await daemon.report(squatter, reported("alone"))
+        assert problem.endswith(
+            "the token of host-b is not for all scopes, and a scope of the kind availability-set"
+            f" can have several VMs; {EXPECTED}"
+        )
+
+        owner = await world.daemon(
+            "host-a", {**reported("pay-0", scope="payments"), "kind": "availability-set"}
+        )
+        await owner.work()
+        assert home_of(world, "pay-0")[0] == "payments"
+
+    run(test)
