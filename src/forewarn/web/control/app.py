@@ -1,6 +1,7 @@
 """Builds the application of the control listener: Litestar with our routes, checks and errors."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from litestar import Litestar, Request
@@ -11,6 +12,7 @@ from litestar.types import ControllerRouterHandler, Message, Scope
 from litestar.utils.path import normalize_path
 
 from forewarn.config import is_loopback
+from forewarn.engine.engine import Engine
 from forewarn.engine.turns import Turns
 from forewarn.web.control.auth import BAD_TOKEN_DELAY_SECONDS, Authenticator
 from forewarn.web.control.checks import READ_METHODS, CheckedRequest, Checks
@@ -44,7 +46,8 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 """Added to every response that does not set them itself."""
-STREAM = "/api/v1/stream"
+API = "/api/v1/"
+STREAM = f"{API}stream"
 """The only GET whose response has no end, so HEAD cannot be served by it."""
 
 ROUTES: tuple[ControllerRouterHandler, ...] = (
@@ -109,7 +112,7 @@ def make_app(
             "wanted": Provide(make_filter, sync_to_thread=False),
         },
         middleware=[Checks(authenticator, host), Idempotency(service.engine, operations.new_id)],
-        before_send=[add_headers],
+        before_send=[add_headers, partial(add_age, service.engine)],
         exception_handlers=EXCEPTION_HANDLERS,
         request_class=CheckedRequest,
         request_max_body_size=BODY_BYTES_MAX,
@@ -127,6 +130,15 @@ async def add_headers(message: Message, _: Scope) -> None:
         headers = MutableScopeHeaders.from_message(message)
         for name, value in HEADERS.items():
             headers.setdefault(name, value)
+
+
+async def add_age(engine: Engine, message: Message, scope: Any) -> None:
+    """While this server is cut off from the store, what it shows may be old. Clients that know
+    other servers then ask one of them.
+    """
+    is_read = message["type"] == "http.response.start" and scope["method"] in READ_METHODS
+    if is_read and scope["path"].startswith(API) and engine.age_seconds:
+        MutableScopeHeaders.from_message(message).setdefault("Age", str(engine.age_seconds))
 
 
 class ControlApp(Litestar):

@@ -186,6 +186,22 @@ def test_reads_continue_while_the_store_is_lost(path: str) -> None:
     run(act)
 
 
+def test_reads_have_their_age_while_the_store_is_lost() -> None:
+    """A command with several servers would show the past without a word."""
+
+    async def act(prepared: Prepared) -> None:
+        engine = prepared.world.engine
+        assert "age" not in (await prepared.read("vms")).headers
+        engine.stale_since = engine.clock.now() - timedelta(seconds=30)
+        for path in ("vms", "events/{scheduled}", "session", "vms/unknown"):
+            assert (await prepared.read(path)).headers["age"] == "39"  # it may be noticed 9 s late
+        prepared.store.fault = "refuses"
+        assert "age" not in (await prepared.write("restart")).headers
+        assert "age" not in (await prepared.world.request("GET", "/healthz")).headers
+
+    run(act)
+
+
 @pytest.mark.parametrize("key", ["", "key-1"])
 @pytest.mark.parametrize("name", WRITES)
 def test_lost_reply_of_a_commit_is_not_seen_by_the_client(name: str, key: str) -> None:

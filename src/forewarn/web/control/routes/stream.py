@@ -66,6 +66,7 @@ async def follow_stream(
     """Sends every new history entry; its number is the id of the server-sent event."""
     service, identity = call.service, call.principal.identity
     service.feed.check_room(STREAMS_MAX, identity, STREAMS_PER_PRINCIPAL_MAX)
+    await service.feed.last()  # a lost store is a 503 here; later it only ends the stream
     messages = follow_history(
         service.feed,
         wanted,

@@ -13,7 +13,7 @@ from forewarn.engine.entry import first_number, last_number
 from forewarn.errors import StoreLost
 from forewarn.history.feed import HistoryFeed
 from forewarn.history.query import EntryFilter
-from forewarn.store.base import HistoryValue
+from forewarn.store.base import POSITION_MAX, HistoryValue
 from forewarn.store.memory import MemoryStore
 from forewarn.web.control.app import make_app
 from forewarn.web.control.routes.stream import (
@@ -24,7 +24,7 @@ from forewarn.web.control.routes.stream import (
 )
 from tests.history import write_history
 from tests.unit.history.test_query import joined
-from tests.unit.web.control_world import PLAIN_FLEET, World, main
+from tests.unit.web.control_world import PLAIN_FLEET, World, main, start
 
 SECRET = "5" * 64
 NUMBERS = [4096, 4097, 4098, 4099, 8192, 12288]
@@ -145,6 +145,28 @@ def test_stream_ends_when_the_store_is_lost() -> None:
     async def act() -> None:
         stream = follow_history(HistoryFeed(Lost()), EntryFilter(), 0)
         assert len([chunk async for chunk in stream]) == 1
+
+    asyncio.run(act())
+
+
+def test_stream_of_a_lost_store_is_refused() -> None:
+    """An empty stream with a 200 is no reason for a client to ask another server."""
+
+    class Lost(MemoryStore):
+        is_lost = False
+
+        async def latest(
+            self, before: int = POSITION_MAX, limit: int = 1000
+        ) -> tuple[HistoryValue, ...]:
+            if self.is_lost:
+                raise StoreLost("gone")
+            return await super().latest(before, limit)
+
+    async def act() -> None:
+        store = Lost()
+        async with start(PLAIN_FLEET, store=store) as world:
+            store.is_lost = True
+            assert await world.error("GET", "/api/v1/stream") == (503, "store_lost", "gone")
 
     asyncio.run(act())
 
