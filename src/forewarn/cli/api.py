@@ -3,11 +3,12 @@
 import inspect
 import json
 import ssl
+import sys
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -44,12 +45,16 @@ class NoAnswer(Exception):
     """A server did not carry out a request, or may have done so without a response.
 
     `error` is what the command reports if no other server responds. `is_unsent`: the server cannot
-    have seen the request.
+    have seen the request. `stale_url` is that of a server with a response that may be old.
     """
 
-    def __init__(self, error: Error, *, is_unsent: bool) -> None:
+    def __init__(self, error: Error, *, is_unsent: bool, stale_url: str = "") -> None:
         super().__init__(error.message)
-        self.error, self.is_unsent = error, is_unsent
+        self.error, self.is_unsent, self.stale_url = error, is_unsent, stale_url
+
+
+def print_warning(message: str) -> None:
+    print(f"forewarn: {message}", file=sys.stderr)
 
 
 class ControlClient:
@@ -59,11 +64,19 @@ class ControlClient:
     and stays in use. A request that the server may have carried out is repeated only if that is
     harmless: a GET, or a POST with an Idempotency-Key, which every server of the service honors.
 
+    What a server reads while it is cut off from its store has an Age. It is used only if no other
+    server has a response without one, and then the user is warned.
+
     `options` has the flag or the argument for each field of a body. A value that the service does
     not accept is then Usage, with that flag.
     """
 
-    def __init__(self, config: ClientConfig, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        config: ClientConfig,
+        timeout: float = TIMEOUT_SECONDS,
+        warn: Callable[[str], None] = print_warning,
+    ) -> None:
         with needs_extra("vm", "cli"):
             import httpx  # slow to import, and not every command needs it
 
@@ -76,7 +89,8 @@ class ControlClient:
         if config.token:
             headers["Authorization"] = f"Bearer {config.token}"
         self._urls = deque(config.control_url)  # the first one is in use
-        self.options, self.is_failing = dict[str, str](), False
+        self.options, self.is_failing, self._is_warned = dict[str, str](), False, False
+        self._warn = warn
         self._time: datetime | None = None
         self._time_until = 0.0
         self.is_lab = False  # a command that only a lab has sets it, for its messages
@@ -139,13 +153,20 @@ class ControlClient:
         try:
             with ExitStack() as stack:
                 response = self._try_each(
-                    lambda: stack.enter_context(self._open("GET", path, query)), may_repeat=True
+                    lambda others: stack.enter_context(
+                        self._open("GET", path, query, others=others)
+                    ),
+                    may_repeat=True,
                 )
                 if response.status_code != 200:
                     self._decode(response)
                 yield from self._split(response)
         except NoAnswer as problem:
             raise problem.error from problem
+
+    def use_next_server(self) -> None:
+        """For what a client can see only in a response, such as a stream without a message."""
+        self._urls.rotate(-1)
 
     def _split(self, response: "httpx.Response") -> Iterator[bytes]:
         rest = b""
@@ -163,27 +184,32 @@ class ControlClient:
         body: bytes = b"",
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> tuple[Any, str]:
-        def attempt() -> tuple[Any, str]:
-            with self._open(method, path, query, body, headers) as response:
+        def attempt(others: int) -> tuple[Any, str]:
+            with self._open(method, path, query, body, headers, others=others) as response:
                 return self._decode(response), response.headers.get("ETag", "")
 
         may_repeat = method == "GET" or "Idempotency-Key" in headers
         return self._try_each(attempt, may_repeat=may_repeat)
 
-    def _try_each(self, attempt: Callable[[], Result], *, may_repeat: bool) -> Result:
+    def _try_each(self, attempt: Callable[[int], Result], *, may_repeat: bool) -> Result:
         """The result of the first server that responds, beginning with the one in use.
 
-        If none does, the error is that of the first server that may have seen the request.
+        `attempt` is told how many others there are to try after it. If no server responds, the
+        error is that of the first one that may have seen the request.
         """
         problems: list[NoAnswer] = []
-        for _ in range(len(self._urls)):
+        for others in reversed(range(len(self._urls))):
             try:
-                return attempt()
+                return attempt(others if may_repeat else 0)
             except NoAnswer as problem:
                 problems.append(problem)
                 if not (problem.is_unsent or may_repeat):
                     break
                 self._urls.rotate(-1)
+        if stale_url := next((each.stale_url for each in problems if each.stale_url), ""):
+            self._urls.rotate(-self._urls.index(stale_url))
+            with suppress(NoAnswer):
+                return attempt(0)
         first = next((each for each in problems if not each.is_unsent), problems[-1])
         raise first.error from first
 
@@ -195,9 +221,11 @@ class ControlClient:
         query: Query = None,
         body: bytes = b"",
         headers: Mapping[str, str] = NO_HEADERS,
+        *,
+        others: int,
     ) -> Iterator["httpx.Response"]:
         """Send a request to the server in use. Whatever fails until the response has been read,
-        and a status of 500 or more, becomes NoAnswer.
+        a status of 500 or more, and, if there are others to try, an Age become NoAnswer.
         """
         import httpx
 
@@ -210,6 +238,8 @@ class ControlClient:
                 has_begun = True
                 if response.status_code >= 500:
                     self._raise_server_error(response)
+                if method == "GET":
+                    self._check_age(response.headers.get("Age", ""), others)
                 yield response
         except httpx.HTTPError as error:
             if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
@@ -221,6 +251,17 @@ class ControlClient:
             if method != "GET":
                 message += "; the request may have been carried out"
             raise NoAnswer(Unavailable(message), is_unsent=False) from error
+
+    def _check_age(self, age: str, others: int) -> None:
+        url = self._urls[0]
+        message = (
+            f"{url} has had no contact with its store for up to {age}s; what it shows may be old"
+        )
+        if age and others:
+            raise NoAnswer(Unavailable(message), is_unsent=False, stale_url=url)
+        if age and not self._is_warned:
+            self._warn(message)
+        self._is_warned = bool(age)
 
     def _raise_server_error(self, response: "httpx.Response") -> NoReturn:
         try:
@@ -316,7 +357,8 @@ def complete_names(kind: str) -> Callable[[typer.Context, str], list[tuple[str, 
     def find(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         try:
             config = read_client_config(context).config
-            client = ControlClient(config, COMPLETION_SECONDS / len(config.control_url))
+            seconds = COMPLETION_SECONDS / len(config.control_url)
+            client = ControlClient(config, seconds, warn=lambda message: None)
             return [_describe(item) for item in client.list(kind, PAGE_MAX)[kind]]
         except Error:
             return []

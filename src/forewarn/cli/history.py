@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
@@ -146,30 +146,41 @@ def _filters(client: ControlClient, **given: str | None) -> dict[str, str | None
 
 
 def follow(
-    client: ControlClient, query: Mapping[str, str | None], after: str = ""
+    client: ControlClient,
+    query: Mapping[str, str | None],
+    after: str = "",
+    *,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> Iterator[dict[str, Any]]:
     """Entries as they happen.
 
-    Once connected, it reconnects with growing pauses and continues after the last entry.
+    Once connected, it reconnects with growing pauses and continues after the last entry. A stream
+    without a message is that of a server that is cut off from its store, and says nothing about it.
     """
     failures, is_reported = 0, False
     while True:  # ends when the caller stops, or when the service refuses
+        is_empty = True
         try:
             lines = client.lines("stream", query={**query, "after": after or None})
             for message in parse_messages(lines):
-                failures, is_reported, after = 0, False, message.id or after
+                failures, is_reported, is_empty, after = 0, False, False, message.id or after
                 if message.event == "gap":
                     text = "forewarn: some entries are no longer stored and are missing"
                     print(text, file=sys.stderr)
                 elif message.data:
                     yield json.loads(message.data)
+            if is_empty:
+                client.use_next_server()
+                if not is_reported:
+                    report_retry(Unavailable("the stream ended without a message"))
+                is_reported = True
         except Unavailable as error:
             if not after:
                 raise
             if not is_reported:
                 report_retry(error)
             is_reported = True
-        time.sleep(pause_seconds(failures))
+        sleep(pause_seconds(failures))
         failures += 1
 
 

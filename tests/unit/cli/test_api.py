@@ -221,19 +221,20 @@ REFUSED = b'{"error": "store_lost", "message": "the store is lost", "facts": {}}
 
 
 class Servers:
-    """Servers of one service, each with a script: a status, or None to hang up after the request.
+    """Servers of one service, each with a script: a status, None to hang up after the request, or
+    the Age of what it shows, such as "30".
 
     `requests` has the server, the method and the Idempotency-Key of each request.
     """
 
-    def __init__(self, *scripts: int | None) -> None:
+    def __init__(self, *scripts: int | str | None) -> None:
         self.scripts, self.urls = scripts, list[str]()
         self.requests: list[tuple[int, str, str | None]] = []
 
     def __enter__(self) -> "Servers":
         self._stack = ExitStack()
-        for number, status in enumerate(self.scripts):
-            self.urls.append(self._stack.enter_context(serving(self._handler(number, status))))
+        for number, script in enumerate(self.scripts):
+            self.urls.append(self._stack.enter_context(serving(self._handler(number, script))))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -242,8 +243,9 @@ class Servers:
     def client(self, *before: str) -> ControlClient:
         return ControlClient(ClientConfig(control_url=(*before, *self.urls)))
 
-    def _handler(self, number: int, status: int | None) -> type[BaseHTTPRequestHandler]:
+    def _handler(self, number: int, script: int | str | None) -> type[BaseHTTPRequestHandler]:
         requests = self.requests
+        status, age = (200, script) if isinstance(script, str) else (script, "")
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -253,6 +255,8 @@ class Servers:
                     return
                 body = REFUSED if status >= 500 else json.dumps({"server": number}).encode()
                 self.send_response(status)
+                if age:
+                    self.send_header("Age", age)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -373,3 +377,38 @@ def test_stream_begins_at_the_next_server() -> None:
     with Servers(503, 200) as servers:
         assert list(servers.client(DEAD).lines("stream")) == []
         assert [number for number, _, _ in servers.requests] == [0, 1]
+
+
+def test_server_that_is_cut_off_from_its_store_is_left_for_the_next_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It shows the past. `vm restart` worked on another server, and its event would be missing."""
+    with Servers("30", 200) as servers:
+        client = servers.client()
+
+        assert client.get("events") == {"server": 1}
+        assert client.get("events") == {"server": 1}
+        assert [number for number, _, _ in servers.requests] == [0, 1, 1]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("after", [(), (DEAD,), (DEAD, "http://127.0.0.1:19")])
+def test_what_may_be_old_is_shown_with_a_warning_if_there_is_nothing_newer(
+    after: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, not with each page or each second of a watch."""
+    with Servers("30") as servers:
+        url = servers.urls[0]
+        client = ControlClient(ClientConfig(control_url=(DEAD, url, *after)))
+
+        assert client.get("events") == {"server": 0}
+        assert client.get("events") == {"server": 0}
+    assert capsys.readouterr().err == (
+        f"forewarn: {url} has had no contact with its store for up to 30s;"
+        " what it shows may be old\n"
+    )
+
+
+def test_server_that_is_cut_off_from_its_store_is_better_than_an_error() -> None:
+    with Servers("30", 503, None) as servers:
+        assert servers.client().get("events") == {"server": 0}

@@ -1,13 +1,22 @@
 """How entries are printed, and how the stream is parsed."""
 
+import json
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from forewarn.cli.api import ControlClient
 from forewarn.cli.history import (
     Message,
     What,
+    follow,
     format_entry,
     parse_messages,
     table_row,
 )
+from forewarn.cli.options import ClientConfig
 from forewarn.core.change import ChangeKind
+from tests.unit.cli.test_api import serving
 
 ENTRY = {
     "number": 7,
@@ -68,3 +77,30 @@ def test_table_row_has_the_vm_or_the_resources() -> None:
 def test_what_offers_every_change_of_the_service() -> None:
     """The command line has its own list, because it works without the service's modules."""
     assert [one.value for one in What] == [one.value for one in ChangeKind]
+
+
+def streaming(*bodies: bytes) -> type[BaseHTTPRequestHandler]:
+    """A server whose streams have these bodies, one after the other; the last one again."""
+    left = list(bodies)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(left.pop(0) if len(left) > 1 else left[0])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
+def test_stream_without_a_message_continues_at_the_next_server(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A server of an older version that is cut off from its store sends one, with a 200."""
+    entry = f"id: 7\ndata: {json.dumps(ENTRY)}\n\n".encode()
+    with serving(streaming(b"")) as empty, serving(streaming(entry)) as other:
+        client = ControlClient(ClientConfig(control_url=(empty, other)))
+        assert next(follow(client, {}, sleep=lambda seconds: None)) == ENTRY
+    assert capsys.readouterr().err == "forewarn: the stream ended without a message; retrying\n"
