@@ -294,6 +294,8 @@ class ControlClient:
             if response.is_success:
                 return payload
             error_class = ERRORS.get(payload["error"], Error)
+            if error_class is Error and is_temporary(response.status_code):
+                error_class = Unavailable
             error = error_class(self._name_flags(str(payload["message"])), **payload["facts"])
         except (ValueError, TypeError, LookupError) as problem:
             raise Unavailable(
@@ -385,6 +387,11 @@ def _ssl_context(config: ClientConfig) -> ssl.SSLContext:
         raise Usage(
             f"ca_file: {config.ca_file} has no readable certificates: {error.strerror or error}"
         ) from error
+
+
+def is_temporary(status: int) -> bool:
+    """Whether the same request may succeed later."""
+    return status in (408, 429) or status >= 500
 
 
 def _without_none(values: Query) -> dict[str, Any]:

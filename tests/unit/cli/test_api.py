@@ -97,6 +97,23 @@ def test_unknown_error_code_is_still_an_error() -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (408, "request_timeout"),
+        (429, "too_many_requests"),
+        (500, "problem"),
+        (503, "too_many_connections"),
+    ],
+)
+def test_error_that_passes_is_one_to_retry_whatever_its_code(status: int, code: str) -> None:
+    """A watch of hours must not end because a server had too many connections for a second."""
+    error = refusal(status, json.dumps({"error": code, "message": "m", "facts": {}}).encode())
+
+    assert type(error) is Unavailable
+    assert (error.message, exit_of(error)) == ("m", 4)
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",
