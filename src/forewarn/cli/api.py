@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 60
 CONNECT_SECONDS = 5.0
 """Where there is another server to try."""
+NEXT_SECONDS = 10.0
+"""How long a server may be silent if there is another one to try."""
+STREAM_FACTOR = 3
+"""For a stream, NEXT_SECONDS times this: twice the time between its heartbeats."""
 COMPLETION_SECONDS = 1.0
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 LINE_BYTES_MAX = 1024 * 1024
@@ -75,6 +79,7 @@ class ControlClient:
         self,
         config: ClientConfig,
         timeout: float = TIMEOUT_SECONDS,
+        next_seconds: float = NEXT_SECONDS,
         warn: Callable[[str], None] = print_warning,
     ) -> None:
         with needs_extra("vm", "cli"):
@@ -94,11 +99,9 @@ class ControlClient:
         self._time: datetime | None = None
         self._time_until = 0.0
         self.is_lab = False  # a command that only a lab has sets it, for its messages
+        self._timeout, self._next_seconds = timeout, min(timeout, next_seconds)
         self._http = httpx.Client(
             headers=headers,
-            timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS))
-            if self._has_others
-            else timeout,
             trust_env=False,
             limits=httpx.Limits(max_keepalive_connections=0),  # the client is never closed
             verify=_ssl_context(config) if "https:" in str(config.control_url) else False,
@@ -154,18 +157,19 @@ class ControlClient:
             with ExitStack() as stack:
                 response = self._try_each(
                     lambda others: stack.enter_context(
-                        self._open("GET", path, query, others=others)
+                        self._open("GET", path, query, others=others, factor=STREAM_FACTOR)
                     ),
                     may_repeat=True,
                 )
                 if response.status_code != 200:
                     self._decode(response)
                 yield from self._split(response)
-        except NoAnswer as problem:
+        except NoAnswer as problem:  # in the middle of the stream
+            self.use_next_server()
             raise problem.error from problem
 
     def use_next_server(self) -> None:
-        """For what a client can see only in a response, such as a stream without a message."""
+        """Where a stream has ended, or has no message. Other requests do this by themselves."""
         self._urls.rotate(-1)
 
     def _split(self, response: "httpx.Response") -> Iterator[bytes]:
@@ -223,6 +227,7 @@ class ControlClient:
         headers: Mapping[str, str] = NO_HEADERS,
         *,
         others: int,
+        factor: int = 1,
     ) -> Iterator["httpx.Response"]:
         """Send a request to the server in use. Whatever fails until the response has been read,
         a status of 500 or more, and, if there are others to try, an Age become NoAnswer.
@@ -230,10 +235,20 @@ class ControlClient:
         import httpx
 
         url = "/".join([f"{self._urls[0]}/api/v1", *(quote(part, safe="") for part in path)])
+        timeout = httpx.Timeout(
+            self._timeout,
+            connect=min(self._timeout, CONNECT_SECONDS) if self._has_others else self._timeout,
+            read=min(self._timeout, self._next_seconds * factor) if others else self._timeout,
+        )
         params, has_begun = _without_none(query) or None, False
         try:
             with self._http.stream(
-                method, url, params=params, content=body or None, headers=dict(headers)
+                method,
+                url,
+                params=params,
+                content=body or None,
+                headers=dict(headers),
+                timeout=timeout,
             ) as response:
                 has_begun = True
                 if response.status_code >= 500:

@@ -1,10 +1,11 @@
 """The control API client: requests, errors and exit codes."""
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -394,6 +395,48 @@ def test_stream_begins_at_the_next_server() -> None:
     with Servers(503, 200) as servers:
         assert list(servers.client(DEAD).lines("stream")) == []
         assert [number for number, _, _ in servers.requests] == [0, 1]
+
+
+@contextmanager
+def hanging() -> Iterator[str]:
+    """A server that accepts connections and never responds, such as one that is stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_server_that_hangs_is_left_soon_for_the_next_one() -> None:
+    """The test would take a minute. A POST is repeated with its key."""
+    with hanging() as first, Servers(200) as servers:
+        config = ClientConfig(control_url=(first, *servers.urls))
+        assert ControlClient(config, next_seconds=0.05).get("vms") == {"server": 0}
+        client = ControlClient(config, next_seconds=0.05)
+        assert client.post("vms", "a", "restart") == {"server": 0}
+        assert list(ControlClient(config, next_seconds=0.05).lines("stream")) == []
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "POST without a key"])
+def test_change_that_may_not_be_repeated_gets_the_whole_time(method: str) -> None:
+    """A large fleet takes long to apply, and no other server is asked to do it again."""
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            is_waited_for.wait(0.2)
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_POST = do_DELETE = do_PUT
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    is_waited_for = Event()
+    with serving(Slow) as url, Servers(200) as servers:
+        config = ClientConfig(control_url=(url, *servers.urls))
+        assert change(ControlClient(config, next_seconds=0.05), method) == {}
+        assert servers.requests == []
 
 
 def test_server_that_is_cut_off_from_its_store_is_left_for_the_next_one(

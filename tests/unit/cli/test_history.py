@@ -2,6 +2,7 @@
 
 import json
 from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 import pytest
 
@@ -79,15 +80,15 @@ def test_what_offers_every_change_of_the_service() -> None:
     assert [one.value for one in What] == [one.value for one in ChangeKind]
 
 
-def streaming(*bodies: bytes) -> type[BaseHTTPRequestHandler]:
-    """A server whose streams have these bodies, one after the other; the last one again."""
-    left = list(bodies)
+def streaming(body: bytes, *, missing: int = 0) -> type[BaseHTTPRequestHandler]:
+    """A server whose streams have this body. They break before as many `missing` bytes."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
+            self.send_header("Content-Length", str(len(body) + missing))
             self.end_headers()
-            self.wfile.write(left.pop(0) if len(left) > 1 else left[0])
+            self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -95,12 +96,25 @@ def streaming(*bodies: bytes) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+def message(entry: dict[str, Any]) -> bytes:
+    return f"id: {entry['number']}\ndata: {json.dumps(entry)}\n\n".encode()
+
+
 def test_stream_without_a_message_continues_at_the_next_server(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A server of an older version that is cut off from its store sends one, with a 200."""
-    entry = f"id: 7\ndata: {json.dumps(ENTRY)}\n\n".encode()
-    with serving(streaming(b"")) as empty, serving(streaming(entry)) as other:
+    with serving(streaming(b"")) as empty, serving(streaming(message(ENTRY))) as other:
         client = ControlClient(ClientConfig(control_url=(empty, other)))
         assert next(follow(client, {}, sleep=lambda seconds: None)) == ENTRY
     assert capsys.readouterr().err == "forewarn: the stream ended without a message; retrying\n"
+
+
+def test_stream_that_breaks_continues_at_the_next_server() -> None:
+    """The first one may hang: then it takes time to know that, each time."""
+    first, second = ENTRY, ENTRY | {"number": 8}
+    broken = streaming(message(first), missing=1)
+    with serving(broken) as one, serving(streaming(message(second))) as other:
+        client = ControlClient(ClientConfig(control_url=(one, other)))
+        entries = follow(client, {}, sleep=lambda seconds: None)
+        assert [next(entries), next(entries)] == [first, second]
