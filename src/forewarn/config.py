@@ -85,7 +85,9 @@ class Option(NamedTuple):
     def parse(self, given: Any, source: str) -> Any:
         """The value. Invalid names the option, where the value came from and what was expected."""
         if self.is_repeatable:
-            parts = (part for text in given for part in self.kind.split(text))
+            parts = [part for text in given for part in self.kind.split(text)]
+            if self.default and not parts:  # without any, nothing works
+                raise self.reject(parts, source)
             return tuple(self._parse_one(part, source) for part in parts)
         return self._parse_one(given, source)
 

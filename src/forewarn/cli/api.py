@@ -90,6 +90,8 @@ class ControlClient:
                 "token: contains a character that tokens do not have; "
                 "expected the text that `forewarn token create` printed"
             )
+        for url in config.control_url:
+            check_host(url)
         headers = {"Accept": "application/json"}
         if config.token:
             headers["Authorization"] = f"Bearer {config.token}"
@@ -234,6 +236,7 @@ class ControlClient:
         """
         import httpx
 
+        check_text(path, query)
         url = "/".join([f"{self._urls[0]}/api/v1", *(quote(part, safe="") for part in path)])
         timeout = httpx.Timeout(
             self._timeout,
@@ -266,6 +269,8 @@ class ControlClient:
             if method != "GET":
                 message += "; the request may have been carried out"
             raise NoAnswer(Unavailable(message), is_unsent=False) from error
+        except httpx.InvalidURL as error:
+            raise Usage(f"cannot request a URL of {len(url)} characters: {error}") from error
 
     def _check_age(self, age: str, others: int) -> None:
         url = self._urls[0]
@@ -402,6 +407,32 @@ def _ssl_context(config: ClientConfig) -> ssl.SSLContext:
         raise Usage(
             f"ca_file: {config.ca_file} has no readable certificates: {error.strerror or error}"
         ) from error
+
+
+def check_host(url: str) -> None:
+    """Refuse what can be no host's name, before httpx or the resolver fails on it."""
+    import httpx
+
+    try:
+        httpx.URL(url).host.encode("idna")
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise Usage(
+            f"control_url: the host in {url[:80]!r} is not a valid name: {error}; "
+            "expected http://HOST:PORT"
+        ) from error
+
+
+def check_text(path: Path, query: Query) -> None:
+    """Refuse names that cannot be sent, or would change the path: it would be that of a list."""
+    for text in (*path, *(value for value in (query or {}).values() if isinstance(value, str))):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise Usage(f"expected a name in UTF-8, got {text[:80]!r}") from error
+    for part in path[1:]:
+        if part in ("", ".", ".."):
+            noun = path[0].removesuffix("s").replace("vm", "VM")
+            raise Usage(f"expected the name of a {noun}, got {part!r}")
 
 
 def is_temporary(status: int) -> bool:

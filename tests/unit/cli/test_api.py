@@ -234,6 +234,46 @@ def test_token_with_invalid_characters_is_not_repeated(token: str) -> None:
     assert token not in raised.value.message
 
 
+@pytest.mark.parametrize(
+    ("path", "got"),
+    [
+        (("vms", ""), "expected the name of a VM, got ''"),
+        (("vms", "", "restart"), "expected the name of a VM, got ''"),
+        (("hosts", "."), "expected the name of a host, got '.'"),
+        (("scopes", ".."), "expected the name of a scope, got '..'"),
+        (("vms", "\udcff"), "expected a name in UTF-8, got '\\udcff'"),
+    ],
+)
+def test_name_that_cannot_be_sent_is_refused(path: tuple[str, ...], got: str) -> None:
+    """`forewarn vm restart "$VM"` with an unset variable would be about all VMs."""
+    with recording(200, b"{}") as (url, requests):
+        client = ControlClient(ClientConfig(control_url=(url,)))
+        with pytest.raises(Usage) as refused:
+            client.get(*path)
+
+    assert (refused.value.message, requests) == (got, [])
+
+
+def test_filter_that_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(Usage, match=r"^expected a name in UTF-8, got '\\udcff'$"):
+        ControlClient(ClientConfig()).list("vms", 10, {"host": "\udcff"})
+
+
+def test_name_that_is_too_long_is_refused() -> None:
+    with pytest.raises(Usage, match="cannot request a URL of 70025 characters: URL too long"):
+        ControlClient(ClientConfig(control_url=("http://h:8081",))).get("vms", "a" * 70_000)
+
+
+@pytest.mark.parametrize("host", ["a..b", "xn--a", "a" * 300])
+def test_host_that_no_name_server_could_know_is_refused(host: str) -> None:
+    with pytest.raises(Usage) as refused:
+        ControlClient(ClientConfig(control_url=(f"http://{host}",)))
+
+    message = refused.value.message
+    assert message.startswith(f"control_url: the host in {f'http://{host}'[:80]!r} is not a valid")
+    assert message.endswith("; expected http://HOST:PORT")
+
+
 DEAD = "http://127.0.0.1:9"
 REFUSED = b'{"error": "store_lost", "message": "the store is lost", "facts": {}}'
 

@@ -185,6 +185,24 @@ def test_service_may_have_several_control_urls(
     assert shown["control_url"][0] == "http://s1:1,http://s2:2"
 
 
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("control_url = []", "expected http://HOST:PORT, got []"),
+        ("identify = []", "expected address, path or proxy, got []"),
+    ],
+)
+def test_empty_list_is_refused_where_nothing_works_without_a_value(
+    tmp_path: Path, toml: str, message: str
+) -> None:
+    name = toml.partition(" ")[0]
+    assert rejection(tmp_path, toml=toml) == f"{name} (from {name} in DIR/forewarn.toml): {message}"
+
+
+def test_list_that_is_empty_by_default_may_be_empty(tmp_path: Path) -> None:
+    assert show(tmp_path, toml="webhook = []")["webhook"][0] == ""
+
+
 def test_control_listener_has_its_own_variable(tmp_path: Path) -> None:
     """FOREWARN_CONTROL is the client's URL; it must not become the address of the listener."""
     env = {"FOREWARN_CONTROL": "http://127.0.0.1:9", "FOREWARN_CONTROL_LISTEN": "127.0.0.1:7"}
