@@ -19,8 +19,9 @@ PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_optio
 
 WORDING = (
     (r"\. Did you mean", "; did you mean"),
+    (r"Missing option ('.*')\. Choose from:\s*", r"expected \1, one of "),
     # Typer shows choices in lower case; documents and docs write event types with a capital.
-    *((rf"(is not one of .*)'{each.lower()}'", rf"\1'{each}'") for each in get_args(EventType)),
+    *((rf"(?s)(one of .*)\b{each.lower()}\b", rf"\1{each}") for each in get_args(EventType)),
     (r" \(Possible options: (.*)\)$", r"; did you mean \1?"),
     ("Value error, ", ""),
     (r"Input should be a valid (\w+),.*", r"expected a valid \1"),

@@ -278,6 +278,21 @@ def test_types_to_choose_from_are_written_as_in_documents(capsys: Capture) -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("host maintain", "expected '--type', one of Freeze, Reboot, Redeploy"),
+        ("campaign start", "expected '--type', one of Freeze, Reboot, Redeploy"),
+        ("token create", "expected '--role', one of viewer, operator, admin, host"),
+    ],
+)
+def test_missing_option_is_named_with_its_choices(
+    command: str, expected: str, capsys: Capture
+) -> None:
+    assert run([*command.split(), *["x"] * (command != "campaign start")]) == 2
+    assert capsys.readouterr().err == f"forewarn: {expected}; try 'forewarn {command} --help'\n"
+
+
 def test_option_after_the_command_is_told_its_place(capsys: Capture) -> None:
     """Many programs accept such options anywhere."""
     assert run(["vm", "list", "--control-url", "http://127.0.0.1:9"]) == 2
