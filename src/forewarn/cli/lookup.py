@@ -84,6 +84,7 @@ def _suggest(noun: str, text: str, names: Sequence[str]) -> str:
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
-    """The end of a message about a mistyped name; empty if no name is like it."""
-    near = " or ".join(map(repr, sorted(difflib.get_close_matches(text, list(names)))))
+    """The end of a message about a mistyped name; empty if no other name is like it."""
+    others = [name for name in names if name != text]  # it may exist, and not be what is needed
+    near = " or ".join(map(repr, sorted(difflib.get_close_matches(text, others))))
     return f"; did you mean {near}?" if near else ""

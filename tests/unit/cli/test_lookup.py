@@ -50,7 +50,7 @@ def service(refusal: dict[str, Any] | None = None) -> Iterator[ControlClient]:
             self.end_headers()
             self.wfile.write(content)
 
-        do_POST = do_GET
+        do_POST = do_DELETE = do_GET
 
         def log_message(self, *_: object) -> None:
             pass
@@ -132,6 +132,16 @@ def test_mistyped_name_gets_a_suggestion(noun: str, name: str, hint: str) -> Non
         client.get(f"{noun}s", name)
 
     assert unknown.value.message == f"there is no such; {hint}"
+
+
+def test_typed_name_is_not_suggested() -> None:
+    """The host exists, but not a daemon of it."""
+    message = "there is no host 'host-a' with a daemon"
+    refusal = {"error": "unknown_host", "message": message, "facts": {"host": "host-a"}}
+    with service(refusal) as client, pytest.raises(NotFound) as unknown:
+        client.delete("hosts", "host-a", "daemon")
+
+    assert unknown.value.message == f"{message}; `forewarn host list` lists them"
 
 
 @pytest.mark.parametrize(
