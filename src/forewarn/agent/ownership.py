@@ -4,7 +4,8 @@ say, with its own rights, and these are often root's.
 The file, each folder on the way to it, and each symbolic link must belong to root or to the agent's
 user, and neither their group nor others may write them. Three exceptions: a folder with the sticky
 bit, such as /tmp, where only the owner of an entry can replace it, and the entry is checked too;
-a group that has no other member; and a read-only file system, such as a mounted ConfigMap.
+a group that has no other member, unless there is an ACL, which may name more users; and a
+read-only file system, such as a mounted ConfigMap.
 Members are those that the system lists. A directory service that does not list its users, as sssd
 without `enumerate`, may have a user with this primary group that is not seen.
 
@@ -12,6 +13,7 @@ The first exception is not for a folder of hooks. All files in it are run, so ot
 either: with fs.protected_hardlinks=0, that could be a link to any program of root.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from forewarn.errors import Invalid
 
+ACL_ATTRIBUTE = "system.posix_acl_access"
 LINKS_MAX = 40
 """The limit of Linux."""
 
@@ -85,10 +88,24 @@ def _find_problem(
     mode = found.st_mode
     if stat.S_ISLNK(mode) or (is_sticky_safe and stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
         return None
+    if mode & stat.S_IWGRP and _has_acl(entry):  # then these bits are the mask of the ACL
+        return f"has an ACL (see getfacl) and the mode {stat.S_IMODE(mode):04o}", "chmod go-w"
     is_private = mode & stat.S_IWGRP and _is_group_private(found.st_gid, trusted)
     if mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not is_private):
         return f"has the mode {stat.S_IMODE(mode):04o}", "chmod go-w"
     return None
+
+
+def _has_acl(entry: str) -> bool:
+    """Whether a POSIX ACL may let more users and groups write than the mode shows."""
+    if not hasattr(os, "getxattr"):  # only Linux has it
+        return False
+    try:
+        return bool(os.getxattr(entry, ACL_ATTRIBUTE))
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.ENOTSUP):
+            return False
+        raise Invalid(f"cannot read the ACL of {entry}: {error.strerror}", file=entry) from error
 
 
 def _is_group_private(group: int, users: tuple[int, ...]) -> bool:

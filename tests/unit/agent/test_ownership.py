@@ -1,8 +1,10 @@
 """Who may write the files that the agent obeys or runs. The agent refuses what ssh refuses."""
 
+import errno
 import grp
 import os
 import pwd
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -180,6 +182,46 @@ def test_file_writable_by_the_primary_group_of_another_user_is_refused(tmp_path:
 
     with pytest.raises(Invalid, match="has the mode 0664"):
         check_ownership(path)
+
+
+def let_write(path: Path, user: int) -> None:
+    """As `setfacl -m u:USER:rwx`: the mode of a file shows the mask of its ACL as the group's."""
+    version, undefined = 2, 0xFFFFFFFF
+    user_obj, named_user, group_obj, mask, other = 0x01, 0x02, 0x04, 0x10, 0x20
+    entries = (
+        (user_obj, 7, undefined),
+        (named_user, 7, user),
+        (group_obj, 5, undefined),
+        (mask, 7, undefined),
+        (other, 5, undefined),
+    )
+    acl = struct.pack("<I", version) + b"".join(struct.pack("<HHI", *each) for each in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", acl)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        pytest.skip(f"the file system of {path} has no POSIX ACLs")
+    assert path.stat().st_mode & 0o777 == 0o775
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "changed", ["hooks.d", "hooks.d/prepare.d", "hooks.d/prepare.d/drain", "agent.toml"]
+)
+def test_check_refuses_what_an_acl_lets_others_write(
+    config: Path, capsys: pytest.CaptureFixture[str], changed: str
+) -> None:
+    """The group of root has no other members, and the mode does not show the user."""
+    path = config.parent / changed
+    let_write(path, NOBODY)
+
+    assert main(["check", "--config", str(config)]) == 2
+    error = capsys.readouterr().err
+    assert f"{path} has an ACL (see getfacl) and the mode 0775, so other users could" in error
+    assert error.endswith(f": chmod go-w {path}\n")
+    path.chmod(0o755)
+    assert main(["check", "--config", str(config)]) == 0
 
 
 @pytest.mark.system
