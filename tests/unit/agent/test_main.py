@@ -67,6 +67,8 @@ def test_check_warns_of_a_node_that_stays_cordoned(
         ("node = 'n'", "node = 'n', server = 'https://a:1'", '{node = "n"}'),
         ("node = 'n'", "node = 'n', token_file = '/etc/uncordon.token', ca_file = '/ca'", ""),
         ("node = 'n', evict = false", "node = 'n'", ""),
+        ("node = 'n', server = 'https://a:1'", "node = 'n', server = 'https://a:1/'", ""),
+        ("node = 'n', server = 'https://a:1/'", "node = 'n', server = 'https://a:1'", ""),
     ],
 )
 def test_check_warns_of_a_recover_step_that_may_be_for_another_node(

@@ -34,6 +34,11 @@ FINISHED_PHASES = ("Succeeded", "Failed")
 Json = dict[str, Any]
 
 
+def _convert_server(value: object, path: str) -> str:
+    """With or without a slash at its end, it is the same server."""
+    return convert_url(value, path).rstrip("/")
+
+
 @dataclass(frozen=True, slots=True)
 class KubernetesStep:
     """What is not configured is found where every pod finds it, and with it the API server.
@@ -42,7 +47,7 @@ class KubernetesStep:
     """
 
     node: str = ""
-    server: Annotated[str, convert_url] = ""
+    server: Annotated[str, _convert_server] = ""
     token_file: str = ""
     ca_file: str = ""
     evict: bool = True
@@ -77,7 +82,7 @@ class KubernetesStep:
         if not node:
             raise StepFailed("unknown node: set `node`, or NODE_NAME in the environment")
         if self.server:
-            return replace(self, node=node, server=self.server.rstrip("/"))
+            return replace(self, node=node, server=self.server)
         host = environ.get("KUBERNETES_SERVICE_HOST", "")
         if not host:
             raise StepFailed("unknown API server: set `server`, or run in a pod")
