@@ -15,6 +15,7 @@ from forewarn.log import escape
 
 FAILED, INTERRUPTED = 1, 130
 DEBUG_VARIABLE = "FOREWARN_DEBUG"
+OFF = ("", "0", "no", "false", "off")
 
 
 def run_command(
@@ -46,7 +47,7 @@ def run_command(
 
 def _show_trace(error: Exception, environ: Mapping[str, str]) -> bool:
     """On standard error, if the variable is set."""
-    if environ.get(DEBUG_VARIABLE, "0") in ("", "0"):
+    if environ.get(DEBUG_VARIABLE, "").lower() in OFF:
         return False
     text = "".join(traceback.format_exception(error))
     print("\n".join(map(escape, text.splitlines())), file=sys.stderr)

@@ -31,8 +31,8 @@ def test_bug_is_one_line_that_says_how_to_get_more(capsys: pytest.CaptureFixture
     )
 
 
-@pytest.mark.parametrize("value", ["", "0"])
-def test_variable_without_a_value_is_off(capsys: pytest.CaptureFixture[str], value: str) -> None:
+@pytest.mark.parametrize("value", ["", "0", "no", "false", "False", "off"])
+def test_variable_that_says_no_is_off(capsys: pytest.CaptureFixture[str], value: str) -> None:
     run_command("forewarn", fail_with_a_bug, lambda error: 2, environ={"FOREWARN_DEBUG": value})
 
     assert capsys.readouterr().err.count("\n") == 1
