@@ -1,6 +1,7 @@
 """The operator's own commands, as real processes."""
 
 import asyncio
+import dataclasses
 import errno
 import os
 import re
@@ -344,6 +345,157 @@ def test_documented_freeze_that_is_canceled_resumes_the_vm(
     actions = re.findall(r"^(begin|end) .*?(suspend|resume|unpause|pause)", log.read_text(), re.M)
     suspend, resume = ("pause", "unpause") if "openstack" in words else ("suspend", "resume")
     assert actions == [("begin", suspend), ("end", suspend), ("begin", resume), ("end", resume)]
+
+
+COLD_MOVE = ImpactRequest(
+    *(guid(1), "web", Vm(name="vm-101", host="pve1", id=guid(5).lower())),
+    *(EventType.REDEPLOY, Cause.MAINTENANCE, 1),
+    method=RedeployMethod.COLD,
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "is_final"),
+    [(RedeployMethod.COLD, True), (RedeployMethod.LIVE, False), (RedeployMethod.LIVE_ONLY, False)],
+)
+@pytest.mark.parametrize("script", ["exit 2", "kill -SEGV $$", "sleep 600"])
+def test_failed_command_of_a_cold_move_is_not_repeated(
+    method: RedeployMethod, is_final: bool, script: str
+) -> None:
+    """It may have stopped the VM before it failed, and would stop it again."""
+    made = platform("sh", "-c", script, type_="Redeploy", seconds_max=0.5)
+
+    with pytest.raises(ImpactFailed) as raised:
+        carried_out(made, dataclasses.replace(COLD_MOVE, method=method))
+    assert raised.value.facts["is_final"] is is_final
+
+
+def test_failed_command_that_moves_nothing_is_repeated() -> None:
+    """The policy of its scope is about moves."""
+    with pytest.raises(ImpactFailed, match="exited with 2") as raised:
+        carried_out(shell("exit 2"), dataclasses.replace(REBOOT, method=RedeployMethod.COLD))
+    assert not raised.value.facts["is_final"]
+
+
+def documented_move(folder: Path, script: str, **programs: str) -> ExecPlatform:
+    """A script of docs/platforms.md that moves a VM, with stand-ins for the programs that it calls.
+
+    They log their actions; the file `power` says whether the VM runs.
+    """
+    page = (ROOT / "docs" / "platforms.md").read_text()
+    (text,) = re.findall(rf"`/usr/local/bin/{script}`:\n\n```sh\n(.*?)```", page, re.DOTALL)
+    for name, content in {script: text, **programs}.items():
+        (folder / name).write_text(content if name == script else f"#!/bin/sh\n{content}")
+        (folder / name).chmod(0o755)
+    return ExecPlatform(
+        [ExecCommand("Redeploy", (str(folder / script),))],
+        seconds_max=30,
+        environ={"PATH": f"{folder}:{os.environ['PATH']}", "FOLDER": str(folder)},
+    )
+
+
+def proxmox_move(folder: Path, power: str, migrate: str) -> ExecPlatform:
+    """VM 101 is on pve1; pve2 has the most free memory. `migrate` is what `qm migrate` does."""
+    (folder / "power").write_text(f"{power}\n")
+    qm = f"""
+power=$(cat $FOLDER/power)
+test $1 = status || echo "$node $*" >> $FOLDER/log
+case $1 in
+status) echo "status: $power" ;;
+shutdown) test $power = running || exit 255; echo stopped > $FOLDER/power ;;
+migrate) {migrate} ;;
+start) test $power = stopped || exit 255; echo running > $FOLDER/power ;;
+esac
+"""
+    ssh = 'export node=$1; shift; exec "$@"'
+    return documented_move(folder, "move-vm", qm=qm, ssh=ssh, pvesh="echo []", jq="echo pve2")
+
+
+def proxmox_log(folder: Path) -> tuple[str, list[str]]:
+    return (folder / "power").read_text().strip(), lines_in(folder / "log")
+
+
+SHUTDOWN = "pve1 shutdown 101 --timeout 120 --forceStop 1"
+
+
+def test_documented_proxmox_move_stops_a_cold_vm_once(tmp_path: Path) -> None:
+    made = proxmox_move(tmp_path, "running", migrate="true")
+
+    assert carried_out(made, COLD_MOVE).host == "pve2"
+    log = [SHUTDOWN, "pve1 migrate 101 pve2", "pve2 start 101"]
+    assert proxmox_log(tmp_path) == ("running", log)
+
+
+def test_documented_proxmox_move_that_fails_starts_the_vm_again(tmp_path: Path) -> None:
+    """A VM with a disk on local storage, say. There is no other try."""
+    made = proxmox_move(tmp_path, "running", migrate="echo local disk; exit 2")
+
+    with pytest.raises(ImpactFailed, match="move-vm exited with 2") as raised:
+        carried_out(made, COLD_MOVE)
+    assert raised.value.facts == {"output": "local disk", "is_final": True}
+    log = [SHUTDOWN, "pve1 migrate 101 pve2", "pve1 start 101"]
+    assert proxmox_log(tmp_path) == ("running", log)
+
+
+def test_documented_proxmox_move_that_is_canceled_starts_the_vm_again(tmp_path: Path) -> None:
+    made = proxmox_move(tmp_path, "running", migrate="sleep 600")
+
+    async def main() -> None:
+        impact = asyncio.create_task(made.run_impact(COLD_MOVE))
+        while len(lines_in(tmp_path / "log")) < 2:
+            await asyncio.sleep(0.01)
+        impact.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await impact
+
+    asyncio.run(main())
+
+    log = [SHUTDOWN, "pve1 migrate 101 pve2", "pve1 start 101"]
+    assert proxmox_log(tmp_path) == ("running", log)
+
+
+def test_documented_proxmox_move_that_was_interrupted_only_starts_the_vm(tmp_path: Path) -> None:
+    """The node of the service was lost after the shutdown."""
+    made = proxmox_move(tmp_path, "stopped", migrate="true")
+
+    with pytest.raises(ImpactFailed, match="move-vm exited with 1"):
+        carried_out(made, dataclasses.replace(COLD_MOVE, tries=2))
+    assert proxmox_log(tmp_path) == ("running", ["pve1 start 101"])
+
+
+def test_documented_proxmox_move_leaves_a_vm_off_that_was_off(tmp_path: Path) -> None:
+    """Its owner has stopped it."""
+    made = proxmox_move(tmp_path, "stopped", migrate="true")
+
+    assert carried_out(made, COLD_MOVE).host == "pve2"
+    assert proxmox_log(tmp_path) == ("stopped", ["pve1 migrate 101 pve2 --online"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reboots"),
+    [("ACTIVE", "ERROR", 1), ("ACTIVE", "ACTIVE", 0), ("SHUTOFF", "ERROR", 0)],
+    ids=["stopped by Nova", "not stopped", "stopped by its owner"],
+)
+@pytest.mark.parametrize("code", [0, 1], ids=["confirm fails", "migrate fails"])
+def test_documented_openstack_move_that_fails_starts_the_server_again(
+    tmp_path: Path, before: str, after: str, reboots: int, code: int
+) -> None:
+    """Some releases of the client exit with 0 if the migration has failed."""
+    (tmp_path / "power").write_text(before)
+    openstack = f"""
+echo "$*" >> $FOLDER/log
+case $2 in
+show) cat $FOLDER/power ;;
+migrate) echo {after} > $FOLDER/power; exit {code} ;;
+migration) exit 1 ;;
+esac
+"""
+    made = documented_move(tmp_path, "move-server", openstack=openstack)
+
+    with pytest.raises(ImpactFailed, match="move-server exited with 1"):
+        carried_out(made, COLD_MOVE)
+    log = [line for line in lines_in(tmp_path / "log") if "reboot" in line]
+    assert log == [f"server reboot --hard --wait {guid(5).lower()}"] * reboots
 
 
 def test_stopping_service_lets_commands_clean_up(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from contextlib import closing, nullcontext, suppress
 from operator import attrgetter
 
 from forewarn.core.event import EventType
+from forewarn.core.fleet import RedeployMethod
 from forewarn.errors import ImpactFailed, Invalid
 from forewarn.option_kind import PLACEHOLDER, PLACEHOLDERS, ExecCommand
 from forewarn.platform.base import (
@@ -84,7 +85,9 @@ class ExecPlatform:
             )
         text = output.text()
         if problem:
-            raise ImpactFailed(f"{words[0]} {problem}", output=text)
+            # A cold move stops the VM, and another try would stop it again.
+            is_final = request.moves and request.method is RedeployMethod.COLD
+            raise ImpactFailed(f"{words[0]} {problem}", output=text, is_final=is_final)
         hosts = HOST_LINE.findall(text)
         if request.moves and request.type is EventType.FREEZE and not hosts:
             # It was announced as a live migration, and the command may have suspended the VM only.
