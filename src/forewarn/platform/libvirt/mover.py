@@ -25,7 +25,13 @@ from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.platform.file_systems import MountTable
 from forewarn.platform.libvirt import marker
 from forewarn.platform.libvirt.connection import UNSUPPORTED, Domain, LibvirtError
-from forewarn.platform.libvirt.obstacles import find_obstacle, find_state, find_tie
+from forewarn.platform.libvirt.obstacles import (
+    find_obstacle,
+    find_snapshots,
+    find_state,
+    find_tie,
+    has_block_job,
+)
 from forewarn.platform.libvirt.power import PowerControl, has_begun, should_start
 from forewarn.platform.libvirt.targets import Targets
 from forewarn.platform.threads import run_to_completion
@@ -38,7 +44,7 @@ NOT_THE_TARGET = (
     libvirt.VIR_ERR_OPERATION_TIMEOUT,
 )
 """Error codes of a move that fails with any target: the domain is not in the right state, another
-job holds it, or an operator aborted the migration.
+job holds it, or an operator aborted the migration. See also `_is_refusal`.
 """
 TARGETS_MAX = 3
 MIGRATION_SECONDS_MAX = 86_400.0
@@ -137,7 +143,7 @@ class Mover:
         if is_live_only and refusals:
             await domain.do(marker.unmark_failed)
             raise cannot_move(request, domain, tie or "; ".join(refusals))
-        tie = tie or find_state(xml)
+        tie = tie or find_state(xml) or await domain.do(find_snapshots)
         result = await self._restart(request, domain, targets, was_off=was_off, tie=tie)
         return replace(result, detail="; ".join((*refusals[:1], result.detail)))
 
@@ -156,7 +162,7 @@ class Mover:
                     await self._migrate_to(domain, target)
                 except ImpactFailed as error:
                     number = error.facts.get("number")
-                    if number in CANNOT_MIGRATE:
+                    if await self._is_refusal(number, request, domain, target):
                         refusals.append(f"cannot migrate live to {target}: {error}")
                         continue
                     failures.append(f"{target} failed: {error}")
@@ -171,6 +177,26 @@ class Mover:
         if not await domain.is_off():
             await domain.do(marker.unmark_failed)
         raise ImpactFailed("; ".join((*refusals, *failures)), vm=request.vm.name)
+
+    async def _is_refusal(
+        self, number: object, request: ImpactRequest, domain: Domain, target: str
+    ) -> bool:
+        """Whether a migration failed because libvirt can never do it.
+
+        What QEMU cannot migrate, such as virtiofs, is refused with OPERATION_INVALID. That is also
+        the code if the VM is off or runs on the target, or while another migration or a block job
+        is in progress: no reason to stop the VM. Neither is a host that does not answer.
+        """
+        if number != libvirt.VIR_ERR_OPERATION_INVALID:
+            return number in CANNOT_MIGRATE
+        with suppress(ImpactFailed):
+            there = await self.libvirts.find(target, request.vm)
+            return (there is None or await there.is_off()) and not (
+                await domain.is_off()
+                or await domain.is_migrating()
+                or await domain.do(has_block_job)
+            )
+        return False
 
     async def _migrate_to(self, domain: Domain, target: str) -> None:
         connection = await self.libvirts.ask(target, lambda connection: connection)

@@ -16,6 +16,7 @@ from xml.etree.ElementTree import Element
 import libvirt
 
 from forewarn.platform.file_systems import MountTable
+from forewarn.platform.libvirt.connection import UNSUPPORTED, ignoring
 from forewarn.platform.remote import UNMOVABLE_LENGTH_MAX
 
 NO_CONNECTION = (libvirt.VIR_FROM_RPC, libvirt.VIR_FROM_REMOTE)
@@ -90,6 +91,22 @@ def find_state(xml: str) -> str:
         if backend.find("source") is None:
             return "the state of its TPM is on its host; only a live migration takes it along"
     return ""
+
+
+def find_snapshots(handle: Any) -> str:
+    """Why a move would lose snapshots: to undefine a domain forgets them. Runs in a thread."""
+    with ignoring(*UNSUPPORTED):
+        if handle.snapshotNum():
+            return "its snapshots are on its host, and no move takes them along"
+    return ""
+
+
+def has_block_job(handle: Any) -> bool:
+    """Whether a disk of a domain is being copied or merged. Runs in a thread."""
+    with ignoring(*UNSUPPORTED):
+        disks = _parse(handle.XMLDesc()).iterfind("devices/disk/target")
+        return any(handle.blockJobInfo(disk.get("dev")) for disk in disks)
+    return False
 
 
 def find_obstacle(handle: Any, connection: Any, xml: str) -> str:

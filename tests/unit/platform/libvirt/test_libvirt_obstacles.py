@@ -265,6 +265,114 @@ def test_vm_whose_target_is_lost_while_it_shuts_down_is_started_elsewhere(
         assert world.state("host-c") == RUNNING
 
 
+# --- a VM that QEMU cannot migrate
+
+REFUSALS = [
+    libvirt.VIR_ERR_OPERATION_UNSUPPORTED,
+    libvirt.VIR_ERR_OPERATION_INVALID,
+    libvirt.VIR_ERR_CONFIG_UNSUPPORTED,
+    libvirt.VIR_ERR_MIGRATE_UNSAFE,
+]
+"""OPERATION_INVALID is what current libvirt has for the reasons that QEMU reports."""
+
+
+@pytest.mark.parametrize("number", REFUSALS)
+def test_vm_that_libvirt_refuses_to_migrate_is_stopped_once_and_moved(
+    world: MoveWorld, number: int
+) -> None:
+    """A shared folder of virtiofs, say, which both hosts have."""
+    world.source = Host(world.on("host-a"), migrate3=refuse(number))
+
+    done = world.carry_out(DRAIN)
+
+    assert (done.host, world.state("host-b")) == ("host-b", RUNNING)
+    assert done.detail == (
+        "cannot migrate live to host-b: libvirt of host-a: no;"
+        " the guest shut down by itself; moved to host-b"
+    )
+
+
+@pytest.mark.parametrize("number", REFUSALS)
+def test_vm_that_libvirt_refuses_to_migrate_fails_a_live_migration_at_once(
+    world: MoveWorld, number: int
+) -> None:
+    world.source = Host(world.on("host-a"), migrate3=refuse(number))
+
+    assert world.fails_untouched(
+        "web-0 cannot leave host-a: cannot migrate live to host-b: libvirt of host-a: no",
+        LIVE_MIGRATION,
+    )
+
+
+@pytest.mark.parametrize("number", REFUSALS)
+def test_vm_with_a_device_that_libvirt_refuses_to_migrate_fails_at_once(
+    world: MoveWorld, number: int
+) -> None:
+    world.give(PCI_DEVICE)
+    world.source = Host(world.on("host-a"), migrate3=refuse(number))
+
+    assert world.fails_untouched("PCI device 0000:3b:00.1 of its host is passed through to it")
+
+
+MIGRATING = {
+    "type": libvirt.VIR_DOMAIN_JOB_UNBOUNDED,
+    "operation": libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT,
+}
+
+
+@pytest.mark.parametrize("busy", ["another migration", "a copy of its disk", "running there"])
+def test_vm_that_cannot_migrate_for_now_is_not_stopped(world: MoveWorld, busy: str) -> None:
+    """libvirt has the same error code for that. The next try may migrate it."""
+    tried = list[Any]()
+
+    def migrate(handle: Any) -> None:
+        tried.append(handle)
+        if busy == "running there":
+            world.on("host-b").defineXML(handle.XMLDesc()).create()
+        raise refusal(libvirt.VIR_ERR_OPERATION_INVALID)
+
+    def job(handle: Any) -> Any:
+        return MIGRATING if tried and busy == "another migration" else {"type": 0}
+
+    def block_job(handle: Any) -> Any:
+        return {"type": 2, "cur": 1, "end": 9} if busy == "a copy of its disk" else {}
+
+    world.give(FILE_DISK.format("/shared/web-0.img"))
+    world.source = Host(world.on("host-a"), migrate3=migrate, jobStats=job, blockJobInfo=block_job)
+
+    with pytest.raises(ImpactFailed, match=r"^host-b failed: libvirt of host-a: no$") as failed:
+        world.carry_out(DRAIN)
+    assert not failed.value.facts.get("is_final")
+    assert (world.state(), "shutdown" in world.source.calls) == (RUNNING, False)
+
+
+def test_vm_that_is_off_when_it_should_migrate_is_not_moved_by_that_try(world: MoveWorld) -> None:
+    """Its owner has stopped it, which libvirt reports with the same error code."""
+
+    def migrate(handle: Any) -> None:
+        handle.destroy()
+        raise refusal(libvirt.VIR_ERR_OPERATION_INVALID)
+
+    world.source = Host(world.on("host-a"), migrate3=migrate)
+
+    with pytest.raises(ImpactFailed, match=r"^host-b failed: libvirt of host-a: no$") as failed:
+        world.carry_out(DRAIN)
+    assert not failed.value.facts.get("is_final")
+    assert world.names_on("host-b") == []
+
+
+def test_vm_with_snapshots_is_not_stopped_to_move(world: MoveWorld) -> None:
+    """libvirt does not migrate it either, and to undefine it here would lose them."""
+    world.web.snapshotCreateXML("<domainsnapshot><name>before-upgrade</name></domainsnapshot>")
+    no = refuse(libvirt.VIR_ERR_OPERATION_INVALID)
+    world.source = Host(world.on("host-a"), migrate3=no)
+
+    assert world.fails_untouched(
+        "web-0 cannot leave host-a: its snapshots are on its host, and no move takes them along"
+    )
+    assert world.web.snapshotListNames() == ["before-upgrade"]
+
+
 # --- how a scope's VMs may be moved
 
 
