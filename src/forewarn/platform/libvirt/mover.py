@@ -128,7 +128,8 @@ class Mover:
                 raise ImpactFailed(f"{domain.host} cannot move {vm}: {why}", vm=vm)
             return await self._restart(request, domain, [domain.host], was_off=was_off)
         xml = await domain.do(_read_xml)
-        tie = find_tie(xml, self.read_mounts())
+        mounts = self.read_mounts()
+        tie = find_tie(xml, mounts)
         refusals = list[str]()
         if request.method is not RedeployMethod.COLD and not was_off:
             try:
@@ -143,7 +144,7 @@ class Mover:
         if is_live_only and refusals:
             await domain.do(marker.unmark_failed)
             raise cannot_move(request, domain, tie or "; ".join(refusals))
-        tie = tie or find_state(xml) or await domain.do(find_snapshots)
+        tie = tie or find_state(xml, mounts) or await domain.do(find_snapshots)
         result = await self._restart(request, domain, targets, was_off=was_off, tie=tie)
         return replace(result, detail="; ".join((*refusals[:1], result.detail)))
 

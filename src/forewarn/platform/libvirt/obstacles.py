@@ -27,7 +27,8 @@ OPTIONAL = ("optional", "requisite")
 
 def find_tie(xml: str, mounts: MountTable) -> str:
     """Why a domain cannot leave its host, whether it runs or not; empty if that is not certain."""
-    return next(_list_ties(_parse(xml), mounts), "")[:UNMOVABLE_LENGTH_MAX]
+    ties = filter(None, _list_ties(_parse(xml), mounts))
+    return next(ties, "")[:UNMOVABLE_LENGTH_MAX]
 
 
 def _parse(xml: str) -> Element:
@@ -44,10 +45,21 @@ def _list_ties(root: Element, mounts: MountTable) -> Iterator[str]:
             continue
         if disk.get("type") == "nvme":
             yield f"disk {name.get('dev')} is an NVMe device of its host"
-        file = source.get("file", "")
-        kind = mounts.local_type(file) if file else ""
-        if kind:
-            yield f"disk {name.get('dev')} is on a local file system ({kind}): {file}"
+        yield _check_local(f"disk {name.get('dev')}", source.get("file"), mounts)
+    for folder in root.iterfind("devices/filesystem"):
+        source, name = folder.find("source"), folder.find("target")
+        if source is None or name is None or folder.find("readonly") is not None:
+            continue
+        yield _check_local(f"filesystem {name.get('dir')}", source.get("dir"), mounts)
+    for memory in root.iterfind("devices/memory"):
+        if memory.find("target/readonly") is None:
+            yield _check_local("NVDIMM", memory.findtext("source/path"), mounts)
+
+
+def _check_local(name: str, path: str | None, mounts: MountTable) -> str:
+    """Say so if only this host has a file or folder that a domain writes to."""
+    kind = mounts.local_type(path) if path else ""
+    return f"{name} is on a local file system ({kind}): {path}" if kind else ""
 
 
 def find_shared_disk(xml: str, mounts: MountTable) -> str:
@@ -85,11 +97,21 @@ def _name_device(device: Element) -> str:
     return f"a device ({kind})"
 
 
-def find_state(xml: str) -> str:
+def find_state(xml: str, mounts: MountTable) -> str:
     """What a domain would lose if it were stopped and started on another host."""
-    for backend in _parse(xml).iterfind("devices/tpm/backend[@type='emulator']"):
+    root = _parse(xml)
+    for backend in root.iterfind("devices/tpm/backend[@type='emulator']"):
         if backend.find("source") is None:
             return "the state of its TPM is on its host; only a live migration takes it along"
+    for nvram in root.iterfind("os/nvram"):
+        source = nvram.find("source")
+        path = (nvram.text or "").strip() if source is None else source.get("file")
+        kind = mounts.local_type(path) if path else ""
+        if kind:
+            return (
+                f"its UEFI variables (NVRAM) are on a local file system ({kind});"
+                " only a live migration takes them along"
+            )
     return ""
 
 

@@ -234,8 +234,18 @@ class MoveWorld(LibvirtWorld):
 
     def give(self, devices: str = "", cpu: str = "<devices>") -> None:
         """Let web-0 have these devices."""
-        self.web.destroy()
         xml = domain_xml().replace("</devices>", f"{devices}</devices>").replace("<devices>", cpu)
+        self._replace(xml)
+
+    def give_uefi(self, nvram: str) -> str:
+        """Let web-0 have UEFI, with its variables there. Return its definition."""
+        loader = "<loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE.fd</loader>"
+        xml = domain_xml().replace("</os>", f"{loader}{nvram}</os>")
+        self._replace(xml)
+        return xml
+
+    def _replace(self, xml: str) -> None:
+        self.web.destroy()
         self.web = self.on("host-a").defineXML(xml)
         self.web.create()
 

@@ -209,6 +209,86 @@ def test_vm_with_a_disk_on_a_local_file_system_is_not_stopped(
     )
 
 
+FOLDER = (
+    "<filesystem type='mount'><driver type='virtiofs'/><source dir='{}'/><target dir='build'/>"
+    "</filesystem>"
+)
+NVDIMM = (
+    "<memory model='nvdimm'><source><path>{}</path></source>"
+    "<target><size unit='MiB'>64</size><node>0</node></target></memory>"
+)
+ALL_LOCAL, ALL_SHARED = MountTable({"/": "ext4"}), MountTable({"/": "nfs4"})
+
+
+def with_devices(devices: str) -> str:
+    return domain_xml().replace("</devices>", f"{devices}</devices>")
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "end"),
+    [(FOLDER, "filesystem build", "</filesystem>"), (NVDIMM, "NVDIMM", "</target></memory>")],
+    ids=["virtiofs", "NVDIMM"],
+)
+def test_local_folder_or_nvdimm_is_a_tie_unless_it_is_read_only(
+    tmp_path: Path, device: str, name: str, end: str
+) -> None:
+    """As of a disk, the target may have a copy of what is never written to."""
+    device = device.format(tmp_path)
+    read_only = device.replace(end, f"<readonly/>{end}")
+
+    tie = f"{name} is on a local file system (ext4): {tmp_path}"
+    assert find_tie(with_devices(device), ALL_LOCAL) == tie
+    assert find_tie(with_devices(device), ALL_SHARED) == ""
+    assert find_tie(with_devices(read_only), ALL_LOCAL) == ""
+
+
+def test_vm_with_a_local_folder_is_not_stopped(world: MoveWorld, tmp_path: Path) -> None:
+    """libvirt would not start it on a target without that folder, and migrates no virtiofs."""
+    world.give(FOLDER.format(tmp_path))
+    no = refuse(libvirt.VIR_ERR_OPERATION_INVALID)
+    world.source = Host(world.on("host-a"), migrate3=no)
+
+    assert world.fails_untouched(
+        f"web-0 cannot leave host-a: filesystem build is on a local file system (ext4): {tmp_path}",
+        read_mounts=lambda: ALL_LOCAL,
+    )
+
+
+@pytest.mark.parametrize(
+    "nvram", ["<nvram>{}</nvram>", "<nvram type='file'><source file='{}'/></nvram>"]
+)
+def test_vm_with_local_uefi_variables_is_not_stopped_to_move(
+    world: MoveWorld, tmp_path: Path, nvram: str
+) -> None:
+    """On the target it would get new ones, without its boot entries and Secure Boot keys."""
+    file = tmp_path / "web-0_VARS.fd"
+    file.touch()
+    xml = world.give_uefi(nvram.format(file))
+
+    assert world.fails_untouched(
+        "web-0 cannot leave host-a: its UEFI variables (NVRAM) are on a local file system (ext4);"
+        " only a live migration takes them along",
+        read_mounts=lambda: ALL_LOCAL,
+    )
+    assert find_tie(xml, ALL_LOCAL) == ""
+
+
+@pytest.mark.parametrize(
+    "nvram",
+    [
+        "<nvram>/shared/web-0_VARS.fd</nvram>",
+        "<nvram type='file'><source file='/shared/web-0_VARS.fd'/></nvram>",
+        "<nvram type='network'><source protocol='nbd' name='a'><host name='b'/></source></nvram>",
+    ],
+)
+def test_vm_with_shared_uefi_variables_may_be_stopped_to_move(world: MoveWorld, nvram: str) -> None:
+    world.give_uefi(nvram)
+    world.source = Host(world.on("host-a"), undefineFlags=lambda handle: handle.undefine())
+
+    mounts = MountTable({"/": "ext4", "/shared": "nfs4"})
+    assert world.carry_out(DRAIN, read_mounts=lambda: mounts).host == "host-b"
+
+
 def test_vm_with_a_tpm_is_not_stopped_to_move(world: MoveWorld) -> None:
     """Undefining it here deletes the state of its TPM, and with that the keys of its disks."""
     world.give(TPM)
