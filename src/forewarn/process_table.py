@@ -9,7 +9,8 @@ import os
 
 
 def has_members(group: int) -> bool:
-    """Whether a process of the group has not exited yet. False where there is no /proc.
+    """Whether a process of the group has not exited yet. False where there is no /proc, True
+    if it cannot be listed for now.
 
     Not by signal 0: that reaches zombies, too. It reads all of /proc, so it takes a while.
     """
@@ -17,6 +18,8 @@ def has_members(group: int) -> bool:
         names = os.listdir("/proc")
     except FileNotFoundError:
         return False
+    except OSError:  # no file descriptor is left
+        return True
     return any(_is_member(name, group) for name in names if name.isdigit())
 
 

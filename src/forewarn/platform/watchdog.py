@@ -70,6 +70,7 @@ class Watchdog:
         self._pids.add(pid)
         try:
             try:
+                self._require_process()
                 self._send(b"+%d\n" % pid)
                 os.write(gate, b"\n")
             finally:
@@ -89,23 +90,27 @@ class Watchdog:
         self._beat = loop.call_later(BEAT_SECONDS, self._on_beat)
 
     def _on_beat(self) -> None:
+        self._require_process()
         self._send(b"\n")
         self._beat_soon()
 
     def _send(self, line: bytes) -> None:
-        """A full pipe means that the process is ending commands: it reads on afterwards."""
-        known = self._process
-        self._require_process()
-        if self._process is not known:
-            line = b"".join(b"+%d\n" % pid for pid in self._pids)
-        assert self._process is not None
-        assert self._process.stdin is not None
-        with suppress(BlockingIOError, BrokenPipeError):  # the next beat finds that it is gone
-            os.write(self._process.stdin.fileno(), line)
+        """Send a line if the process lives. The next beat finds that it is gone.
+
+        It never raises: once a command has begun, an OSError would hide how it ended, and be taken
+        for one that was not started. A full pipe means that the process is ending commands: it
+        reads on afterwards.
+        """
+        if self._process is not None and self._process.poll() is None:
+            assert self._process.stdin is not None
+            with suppress(OSError):
+                os.write(self._process.stdin.fileno(), line)
 
     def _require_process(self) -> None:
+        """Start the process if it is gone. OSError: a shortage."""
         if self._process is None or self._process.poll() is not None:
             self._process = self._open()
+            self._send(b"".join(b"+%d\n" % pid for pid in self._pids))
 
     def _open(self) -> subprocess.Popen[bytes]:
         # The descriptors that are to be open as long as a command runs are marked as inheritable.

@@ -3,21 +3,30 @@
 import asyncio
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from forewarn.core.event import Cause, EventType
+from forewarn.core.fleet import Vm
 from forewarn.errors import Unavailable
 from forewarn.hostd.daemon import mark_as_running
 from forewarn.hostd.settings import HostdConfig
+from forewarn.option_kind import ExecCommand
+from forewarn.platform.base import ImpactRequest, ImpactResult, run_platform_call
+from forewarn.platform.exec import ExecPlatform
 from forewarn.platform.watchdog import Watchdog
+from tests.builders import guid
 from tests.e2e.waiting import eventually
+from tests.unit.platform.instant_clock import InstantClock
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -161,3 +170,79 @@ def test_command_that_is_not_watched_does_not_begin(tmp_path: Path) -> None:
 
     asyncio.run(main())
     assert not (tmp_path / "begun").exists()
+
+
+@contextmanager
+def no_file_descriptors() -> Iterator[None]:
+    """This process can open no file and start no program."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def end_process_of(watchdog: Watchdog) -> None:
+    assert watchdog._process is not None
+    watchdog._process.kill()
+    watchdog._process.wait()
+
+
+REBOOT = ImpactRequest(
+    guid(1), "web", Vm(name="web-0"), EventType.REBOOT, Cause.RESTART, tries=1, duration_seconds=-1
+)
+
+
+def run_during_shortage(
+    tmp_path: Path, script: str, end: Callable[["asyncio.Task[ImpactResult]"], object]
+) -> "asyncio.Task[ImpactResult]":
+    """Call the exec platform. No descriptor is left when the command has begun, nor a watchdog.
+
+    `end` is what happens then. The shortage is over when the call has ended, or would be repeated.
+    """
+    command = ExecCommand(
+        "Reboot", ("/bin/sh", "-c", f"cd {tmp_path}; echo try >> tries; {script}")
+    )
+    platform = ExecPlatform([command], seconds_max=10, environ=os.environ, grace_seconds=0.5)
+
+    async def main() -> "asyncio.Task[ImpactResult]":
+        await asyncio.to_thread(int)  # the first thread imports a module; a server has had some
+        over = asyncio.Event()
+        call = asyncio.create_task(
+            run_platform_call(
+                lambda: platform.run_impact(REBOOT),
+                InstantClock(),
+                timedelta(hours=1),
+                lambda problem: over.set(),
+            )
+        )
+        call.add_done_callback(lambda call: over.set())
+        while not (tmp_path / "tries").exists():
+            await asyncio.sleep(0.01)
+        end_process_of(platform._watchdog)
+        with no_file_descriptors():
+            end(call)
+            await over.wait()
+        await asyncio.wait((call,))
+        return call
+
+    return asyncio.run(main())
+
+
+UNTIL_ENDED = "while [ ! -d go ]; do sleep 0.05; done"
+
+
+def test_command_that_succeeded_during_a_shortage_does_not_run_again(tmp_path: Path) -> None:
+    """It has rebooted the VM. A shortage means that nothing was done only before it begins."""
+    call = run_during_shortage(tmp_path, UNTIL_ENDED, lambda call: (tmp_path / "go").mkdir())
+    assert call.result().problem == ""
+    assert (tmp_path / "tries").read_text() == "try\n"
+
+
+def test_command_that_is_canceled_during_a_shortage_does_not_run_again(tmp_path: Path) -> None:
+    """The server stops, or the event is over."""
+    script = f"(trap '' TERM; {UNTIL_ENDED}) & wait"
+    call = run_during_shortage(tmp_path, script, lambda call: call.cancel())
+    assert call.cancelled()
+    assert (tmp_path / "tries").read_text() == "try\n"
