@@ -90,9 +90,10 @@ class Watchdog:
         self._beat = loop.call_later(BEAT_SECONDS, self._on_beat)
 
     def _on_beat(self) -> None:
-        self._require_process()
-        self._send(b"\n")
         self._beat_soon()
+        with suppress(OSError):  # a shortage: the next beat tries again
+            self._require_process()
+            self._send(b"\n")
 
     def _send(self, line: bytes) -> None:
         """Send a line if the process lives. The next beat finds that it is gone.

@@ -246,3 +246,26 @@ def test_command_that_is_canceled_during_a_shortage_does_not_run_again(tmp_path:
     call = run_during_shortage(tmp_path, script, lambda call: call.cancel())
     assert call.cancelled()
     assert (tmp_path / "tries").read_text() == "try\n"
+
+
+def test_watchdog_that_could_not_be_started_again_is_tried_at_the_next_beat() -> None:
+    """Without beats, the next one would end the commands of a server that lives."""
+    null = subprocess.DEVNULL
+
+    async def main() -> None:
+        watchdog = Watchdog(GRACE_SECONDS)
+        group = watchdog.start(("/bin/sleep", "600"), {}, stdout=null, stderr=null)
+        with watchdog.watching(group):
+            end_process_of(watchdog)
+            first, beat = watchdog._process, watchdog._beat
+            async with asyncio.timeout(10):
+                with no_file_descriptors():
+                    while watchdog._beat is beat:
+                        await asyncio.sleep(0.05)  # a beat comes each second
+                assert watchdog._process is first
+                while watchdog._process is first:
+                    await asyncio.sleep(0.05)
+            await group.end(GRACE_SECONDS)
+        group.close()
+
+    asyncio.run(main())
