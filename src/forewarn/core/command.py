@@ -107,12 +107,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 class Release(msgspec.Struct, frozen=True, kw_only=True):
     """A worker has lost its lease: its claims end now, and other workers may claim its impacts.
 
-    With `event_id` and `vm` only the claim of that impact: its host is unreachable.
+    With `event_id` and `vm` only the claim of that impact: its host is unreachable, or a bug has
+    ended its try. After a bug the next try begins later, and the impact fails after some of them.
     """
 
     worker: str
     event_id: str = ""
     vm: str = ""
+    is_bug: bool = False
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):

@@ -93,9 +93,9 @@ class Impact(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     `event_id` is the id of the event, or of the silent operation. `claimed_by` is the worker that
     holds it; `due_at` is when it may be claimed, or was; while its VM boots, it is when the wait
     ends. `tries` identifies the attempt. `first_failed_at` is when the retry window began; `lost`
-    counts the claims whose server was lost. `stop_seconds` is how long the platform may still act
-    after the server that holds the claim was lost. `host` is the host whose daemon carries out the
-    last try; empty if a server does.
+    counts the claims that never finished: their server was lost, or a bug ended the try.
+    `stop_seconds` is how long the platform may still act after the server that holds the claim was
+    lost. `host` is the host whose daemon carries out the last try; empty if a server does.
     """
 
     event_id: str

@@ -194,10 +194,11 @@ def release(draft: Draft, command: Release) -> None:
     """The impacts stay claimed, by no worker: they block the VM until they are taken over."""
     draft.forget_dropped(command.worker, command.event_id, command.vm)
     one = (command.event_id, command.vm) if command.vm else None
+    due_at = draft.now + draft.timing.retry_max if command.is_bug else draft.now
     for key, impact in list(draft.impacts.items()):
         if impact.is_held and impact.claimed_by == command.worker and one in (None, key):
-            lost = impact.lost + (one is None)
-            draft.put_impact(replace(impact, claimed_by="", due_at=draft.now, lost=lost))
+            lost = impact.lost + (one is None or command.is_bug)
+            draft.put_impact(replace(impact, claimed_by="", due_at=due_at, lost=lost))
 
 
 def finish(draft: Draft, command: Finish) -> None:

@@ -105,6 +105,12 @@ class ImpactJob:
             await clock.sleep_until(next_on_grid(clock.now(), FINISH_TOGETHER))
         await self._submit(finish)
 
+    async def release(self) -> None:
+        """End the claim of a try that a bug has ended. No other server does, as this one lives."""
+        event_id, vm = self.impact.event_id, self.impact.vm
+        release = Release(worker=self.worker, event_id=event_id, vm=vm, is_bug=True)
+        await self._submit(release)
+
     async def wait_until_back(self) -> None:
         """If the VM boots now, let the platform notice when it is back.
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from itertools import count
@@ -321,23 +322,30 @@ class Worker:
         return self.stop_seconds(vm) if vm is not None else 0.0
 
     async def _carry_out(self, job: ImpactJob) -> None:
-        """Claim the impact, run it, record the result, and wait until the VM is back."""
+        """A bug with this one impact must not stop the others, nor leave the impact claimed."""
+        log, facts = self.engine.throttled_log, {"scope": job.scope, "vm": job.impact.vm}
         try:
-            try:
-                result = await job.run()
-            finally:  # the result makes the VM's next impact due, so the VM is free before it
-                self._running.discard((job.scope, job.impact.vm))
-                if self._queue:
-                    self._changed.set()
-            if result is not None:
-                await job.finish(result)
-                await job.wait_until_back()
-        except LeaseLost:
-            return  # the server that takes over records the result
-        except Exception:  # a bug with this one impact must not stop the others
-            log.exception("bug while running an impact", scope=job.scope, vm=job.impact.vm)
+            # LeaseLost: the server that takes over records the result
+            text = "bug while running an impact"
+            with isolated(log, text, **facts) as run, suppress(LeaseLost):
+                await self._run_job(job)
+            if run.has_failed:
+                with isolated(log, "bug while releasing an impact", **facts):
+                    await job.release()
         finally:
             jobs = self._jobs[job.scope]
             del jobs[job]
             if not jobs:
                 del self._jobs[job.scope]
+
+    async def _run_job(self, job: ImpactJob) -> None:
+        """Claim the impact, run it, record the result, and wait until the VM is back."""
+        try:
+            result = await job.run()
+        finally:  # the result makes the VM's next impact due, so the VM is free before it
+            self._running.discard((job.scope, job.impact.vm))
+            if self._queue:
+                self._changed.set()
+        if result is not None:
+            await job.finish(result)
+            await job.wait_until_back()

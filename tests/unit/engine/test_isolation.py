@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.command import Release, Tick
-from forewarn.core.event import EventType, Impact
+from forewarn.core.command import Finish, Release, Tick
+from forewarn.core.event import EndReason, EventType, Impact
 from forewarn.core.fleet import Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.isolation import isolated
@@ -215,6 +215,58 @@ def test_bug_while_one_impact_starts_does_not_use_up_the_limit_of_impacts() -> N
         async with world.working(host_of=host_of, impacts_max=1):
             await world.restart()
             assert world.done == ["b"]
+
+    run(test)
+
+
+def test_impact_whose_result_met_a_bug_is_tried_again_after_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its server lives, so no other server would ever take it over."""
+
+    async def test(world: World) -> None:
+        world.engine.bugs = {("a", Finish)}
+        async with world.working():
+            await world.restart()
+            assert world.done == ["a", "b"]
+            assert bugs_in(caplog) == [("bug while running an impact", "a")]
+            world.engine.bugs.clear()
+            await world.clock.advance(58 * SECOND)
+            assert world.done == ["a", "b"]
+            await world.clock.advance(2 * SECOND)
+            assert world.done == ["a", "b", "a"]
+            assert world.engine.board.scopes["a"].scope.impacts == ()
+
+    run(test)
+
+
+def test_impact_whose_results_all_meet_a_bug_fails_after_20_tries(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each try restarts its VM."""
+
+    async def test(world: World) -> None:
+        world.engine.bugs = {("a", Finish)}
+        async with world.working():
+            await world.restart()
+            await world.clock.advance(60 * MINUTE)
+            assert world.done.count("a") == 20
+            (ended,) = world.engine.board.scopes["a"].scope.ended
+            assert ended.how is EndReason.FAILED
+
+    run(test)
+
+
+def test_bug_while_an_impact_is_released_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(world: World) -> None:
+        world.engine.bugs = {("a", Finish), ("a", Release)}
+        async with world.working():
+            await world.restart()
+            assert world.done == ["a", "b"]
+            assert bugs_in(caplog) == [
+                ("bug while running an impact", "a"),
+                ("bug while releasing an impact", "a"),
+            ]
 
     run(test)
 
