@@ -31,7 +31,6 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.isolation import isolated
 from forewarn.engine.lease import run_under_lease
 from forewarn.errors import Error, ImpactFailed, NotFound, Refused, Unavailable
-from forewarn.log import log
 from forewarn.platform.base import ImpactRequest, Platform
 from forewarn.store.base import Lease
 
@@ -184,8 +183,10 @@ class CampaignWorker:
             self.engine.throttled_log.warn(
                 "health check interrupted", campaign=campaign.id, host=run.host, problem=str(error)
             )
-        except Exception:  # a bug in the platform; the next round repeats the check
-            log.exception("health check failed", campaign=campaign.id, host=run.host)
+        except Exception as error:  # a bug in the platform; the next round repeats the check
+            self.engine.throttled_log.error(
+                "health check failed", error=error, campaign=campaign.id, host=run.host
+            )
 
 
 def describe(error: ImpactFailed) -> str:

@@ -17,7 +17,9 @@ from forewarn.core.event import Event, EventType, Status
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.machine import booting_impacts
 from forewarn.engine.callbacks import Callbacks
+from forewarn.engine.clock import RealClock
 from forewarn.engine.index import SortedKeys, VmKeys
+from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.errors import UnknownHost, UnknownScope, UnknownVm
 
 TURN_CALLBACKS = 256
@@ -61,7 +63,10 @@ class Board:
     reader iterates over the fleet. Everything committed up to `revision` is shown.
     """
 
-    def __init__(self, seen_interval_seconds: float) -> None:
+    def __init__(
+        self, seen_interval_seconds: float, throttled_log: ThrottledLog | None = None
+    ) -> None:
+        self.throttled_log = throttled_log or ThrottledLog(RealClock())
         self.seen_interval_seconds = seen_interval_seconds
         self.revision = 0
         self.scopes: dict[str, PublishedScope] = {}
@@ -87,7 +92,7 @@ class Board:
         self.event_keys: SortedKeys[tuple[str, str]] = SortedKeys(
             lambda: (event_key(event) for one in self.scopes.values() for event in one.scope.events)
         )
-        self._subscribers = Callbacks[[PublishedScope]]()
+        self._subscribers = Callbacks[[PublishedScope]](self.throttled_log)
         self.declared_hosts: Counter[str] = Counter()
         """The hosts that the fleet declares, whether or not they have VMs."""
         self._woken: deque[Callable[[], None]] = deque()

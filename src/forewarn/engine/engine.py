@@ -22,6 +22,7 @@ from forewarn.engine.clock import Clock
 from forewarn.engine.command_queue import CommandQueues
 from forewarn.engine.entry import encode_all, log_all
 from forewarn.engine.last_polls import POLLED_KEY
+from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.engine.record import CLOCK, DECLARED, FLOOR, HOSTS, RAW, SHOWN, Floor, Hosts
 from forewarn.engine.record_cache import ABSENT, Versioned, describe, kind_of, name_of
 from forewarn.engine.replica import SCOPE_KEY, SEEN_KEY, Replica
@@ -54,7 +55,8 @@ class Engine(Replica):
     """A replica that writes. Any number of engines may share one store; revisions decide races."""
 
     def __init__(self, store: Store, clock: Clock, timing: Timing) -> None:
-        super().__init__(store, clock, Board(timing.seen_interval.total_seconds()))
+        board = Board(timing.seen_interval.total_seconds(), ThrottledLog(clock))
+        super().__init__(store, clock, board)
         self.timing = timing
         self.clock_skew_seconds = 0.0
         self.server_lease: Lease | None = None

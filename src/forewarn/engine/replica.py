@@ -17,7 +17,6 @@ from forewarn.engine.callbacks import Callbacks
 from forewarn.engine.clock import Clock
 from forewarn.engine.entry import Entry
 from forewarn.engine.last_polls import LastPolls
-from forewarn.engine.log_throttle import ThrottledLog
 from forewarn.engine.metrics import Metrics
 from forewarn.engine.record import POLLED, SCOPE, SEEN, RecordCodec
 from forewarn.engine.record_cache import Records, Versioned, describe, kind_of, name_of
@@ -84,9 +83,9 @@ class Replica:
         self.is_ready = False
         self.stale_since: datetime | None = None
         self.unusable = ""  # why, while the store answers but cannot be used
-        self.throttled_log = ThrottledLog(clock)
+        self.throttled_log = board.throttled_log
         self._kinds: dict[str, RecordKind] = {}
-        self._subscribers = Callbacks[[Sequence[Entry]]]()
+        self._subscribers = Callbacks[[Sequence[Entry]]](self.throttled_log)
         self._deleted: dict[str, int] = {}
         self._advanced = asyncio.Event()
         self._loading = asyncio.Lock()
@@ -101,7 +100,7 @@ class Replica:
 
         Records that are not cached are read from the store by each `update`.
         """
-        self._kinds[kind] = RecordKind(codec, cached, Callbacks())
+        self._kinds[kind] = RecordKind(codec, cached, Callbacks(self.throttled_log))
 
     def on_change(self, kind: str, callback: OnChange) -> None:
         """Call this for each record of a registered kind that changes."""
@@ -204,8 +203,9 @@ class Replica:
         """A bug with one record must not stop the others, nor a commit that has happened."""
         try:
             self._show_value(kind, key, value, revision)
-        except Exception:
-            log.exception("bug while showing a record", record=describe(key), revision=revision)
+        except Exception as error:
+            text = "bug while showing a record"
+            self.throttled_log.error(text, error=error, record=describe(key))
 
     def _show_value(self, kind: RecordKind, key: str, value: Any, revision: int) -> None:
         if value is None:

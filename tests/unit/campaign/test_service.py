@@ -692,6 +692,33 @@ def test_bug_in_a_health_check_is_logged_and_the_check_repeated(
     assert logged.exc_info[0] is ZeroDivisionError
 
 
+class AlwaysBuggyPlatform(HealthPlatform):
+    """A health platform with a bug that shows each time."""
+
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        await super().run_impact(request)
+        raise ZeroDivisionError("a bug")
+
+
+def test_lasting_bug_in_a_health_check_is_logged_twice_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The check is repeated each 15 seconds."""
+
+    async def main(world: World) -> None:
+        health = AlwaysBuggyPlatform()
+        async with world.server(fleet(), health) as server:
+            await server.start(spec("h1"))
+            await world.clock.advance(HOST_TIME)
+            health.hosts.clear()
+            caplog.clear()
+            await world.clock.advance(2 * MINUTE)
+            assert len(health.hosts) == 8
+
+    run_in_world(main)
+    assert [record.getMessage() for record in caplog.records] == 4 * ["health check failed"]
+
+
 class BuggyCampaigns(Campaigns):
     """The list of live campaigns has a bug that shows the first time with one."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.command import Finish, Release, Tick
+from forewarn.core.command import Claim, Finish, Release, Tick
 from forewarn.core.event import EndReason, EventType, Impact
 from forewarn.core.fleet import Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
@@ -250,9 +250,25 @@ def test_impact_whose_results_all_meet_a_bug_fails_after_20_tries(
         async with world.working():
             await world.restart()
             await world.clock.advance(60 * MINUTE)
-            assert world.done.count("a") == 20
+            assert world.done.count("a") == len(bugs_in(caplog)) == 20
             (ended,) = world.engine.board.scopes["a"].scope.ended
             assert ended.how is EndReason.FAILED
+
+    run(test)
+
+
+def test_lasting_bug_while_an_impact_is_claimed_is_logged_twice_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is claimed again each second."""
+
+    async def test(world: World) -> None:
+        world.engine.bugs = {("a", Claim)}
+        async with world.working():
+            await world.restart()
+            caplog.clear()
+            await world.clock.advance(2 * MINUTE)
+            assert bugs_in(caplog) == 4 * [("bug while running an impact", "a")]
 
     run(test)
 

@@ -88,8 +88,37 @@ def test_record_that_a_callback_cannot_handle_stops_no_other(
     assert [(line.message, facts_of(line)["subject"]) for line in caplog.records] == [
         ("bug in a callback", "scope web"),
         ("bug in a callback", "declared 0"),
-        ("bug in a callback", "scope web"),
     ]
+
+
+def test_lasting_bug_of_a_callback_is_logged_once_in_half_a_minute_for_each_record(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A scope may change often: the tracebacks would hide everything else in the log."""
+    replica = engine()
+
+    def fail(*_: object) -> None:
+        raise KeyError("")
+
+    replica.board.subscribe(fail)
+    replica.on_change("declared", fail)
+    for revision in range(1, 11):
+        learn(replica, WEB, revision)
+        replica.learn(Record("declared/0/", DECLARED.encode(("host-b",)), revision))
+
+    assert [facts_of(line)["subject"] for line in caplog.records] == ["scope web", "declared 0"]
+
+
+def test_lasting_bug_while_showing_a_record_is_logged_once_in_half_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    replica = engine()
+    learn(replica, WEB, 1)
+    del replica.board.hosts["host-a"]
+    for revision in range(2, 12):
+        learn(replica, NEWER, revision)
+
+    assert [line.message for line in caplog.records] == ["bug while showing a record"]
 
 
 def test_deletion_of_a_record_that_was_never_readable_is_no_change() -> None:
