@@ -129,14 +129,16 @@ class ImpactRunner:
         """Another daemon acts for this host: leave the VMs to it.
 
         If a server serves this one again, such as after a clone was stopped, it says what it has
-        left, which is tried again, or recovered.
+        left, which is tried again, or recovered. A success stays until the server has recorded it:
+        the next try would restart its VM again.
         """
-        for key, impact in self._impacts.items():
+        for key, impact in list(self._impacts.items()):
+            if impact.result is not None and not impact.result.problem:
+                continue
+            del self._impacts[key]
             impact.task.cancel()
-            is_done = impact.result is not None and not impact.result.problem
-            if not is_done and isinstance(self._platform, Recoverer):
+            if isinstance(self._platform, Recoverer):
                 self._begun[key] = True
-        self._impacts.clear()
 
     async def stop(self) -> None:
         """Cancel all calls. The platform has a few seconds to leave its VMs in a good state."""

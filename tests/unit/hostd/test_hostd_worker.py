@@ -1,6 +1,7 @@
 """Impacts that a server hands out: run once, reported until recorded, cancelled when unwanted."""
 
 import asyncio
+import dataclasses
 import errno
 import logging
 import operator
@@ -557,3 +558,21 @@ async def test_vm_that_a_refused_daemon_has_stopped_is_recovered_when_it_is_serv
     await until(lambda: platform.recovered)
     assert platform.recovered == [("host-a", guid(2), "web-0", True)]
     platform.go.set()
+
+
+@in_loop
+async def test_impact_that_succeeded_before_the_daemon_was_refused_does_not_run_again() -> None:
+    """Its result was not recorded: a clone was seen at that moment, and stopped since."""
+    platform = FakePlatform()
+    runner = ImpactRunner(platform, 1, InstantClock(), "host-a")
+    vm = Vm(name="web-0", host="host-a")
+    reboot = ImpactRequest(guid(1), "web", vm, EventType.REBOOT, Cause.RESTART, tries=1)
+    runner.apply(Work((reboot,)))
+    await until(lambda: platform.started)
+    platform.outcomes.put_nowait(ImpactResult(detail="rebooted"))
+    await until(lambda: runner.running()[0].result)
+    runner.cancel_all()
+
+    runner.apply(Work((dataclasses.replace(reboot, tries=2),)))
+    assert runner.running() == [RunningImpact(guid(1), "web-0", 2, ImpactResult(detail="rebooted"))]
+    assert platform.started == [reboot]
