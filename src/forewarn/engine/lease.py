@@ -16,10 +16,7 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.isolation import isolated
 from forewarn.engine.replica import POLLS_PASS_EVERY
 from forewarn.errors import Error, Unavailable
-from forewarn.platform.base import COMMAND_GRACE_SECONDS
-from forewarn.platform.watchdog import ENDED_SECONDS_MAX
 from forewarn.store.base import HELD_SHARE, LEASE_KEY, Lease
-from forewarn.store.lease_keeper import RENEWAL_SHARE
 
 TTL_SECONDS = 10.0
 ACQUIRE_RETRY = timedelta(seconds=2)
@@ -79,18 +76,12 @@ def takeover_delay(stop_seconds: float) -> timedelta:
 
     A server without its lease begins to stop when two thirds of the ttl have passed, by its own
     clock, and the lease ends after the full ttl. So this is how long its platform may take to stop,
-    less the third in between: none of two tries acts while the other does.
+    less the third in between: none of two tries acts while the other does. A server that is paused
+    until then ends nothing itself, but the watchdog of its commands does.
     """
     head_start_seconds = TTL_SECONDS * (1 - HELD_SHARE) - LATE_SECONDS
     assert head_start_seconds > 0, "a server must notice the loss before its lease ends"
     return timedelta(seconds=max(stop_seconds - head_start_seconds, 0.0))
-
-
-# A server that is stopped just before it would have renewed its lease ends nothing itself.
-LEFT_SECONDS = (
-    TTL_SECONDS * (1 - RENEWAL_SHARE) + takeover_delay(COMMAND_GRACE_SECONDS).total_seconds()
-)
-assert ENDED_SECONDS_MAX < LEFT_SECONDS, "a watchdog must end commands before another try begins"
 
 
 class ClaimReleaser:

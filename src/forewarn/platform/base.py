@@ -128,8 +128,9 @@ class Platform(Protocol):
 
 @runtime_checkable
 class SlowToStop(Protocol):
-    """A platform whose calls may still act on a VM after they were canceled, for so long. Those of
-    the others stop at once. The next try of an impact, on any server, begins after that.
+    """A platform whose calls may still act on a VM, for so long, after they were canceled, or their
+    server was stopped (SIGSTOP). Those of the others stop at once. The next try of an impact, on
+    any server, begins after that.
     """
 
     stop_seconds: float

@@ -26,7 +26,7 @@ from forewarn.platform.base import (
     ImpactResult,
 )
 from forewarn.platform.process_group import ProcessGroup
-from forewarn.platform.watchdog import Watchdog
+from forewarn.platform.watchdog import SILENT_SECONDS, Watchdog
 
 OUTPUT_BYTES_MAX = 2048
 PIPE_BYTES = 65_536
@@ -63,7 +63,8 @@ class ExecPlatform:
                 " Reboot='/usr/sbin/qm reboot {vm}'"
             )
         self._seconds_max = seconds_max
-        self._grace_seconds = self.stop_seconds = grace_seconds
+        self._grace_seconds = grace_seconds
+        self.stop_seconds = SILENT_SECONDS + grace_seconds  # if this process is stopped
         self._watchdog = Watchdog(grace_seconds)
         self._environ = {
             name: value for name, value in environ.items() if not name.startswith("FOREWARN_")

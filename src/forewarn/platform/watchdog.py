@@ -24,8 +24,6 @@ SILENT_SECONDS = 4.0
 """After this time without a beat, commands are ended. A server whose event loop is blocked for so
 long is about to lose its lease, too.
 """
-ENDED_SECONDS_MAX = SILENT_SECONDS + COMMAND_GRACE_SECONDS
-"""How long a command may act after its server was stopped; see `takeover_delay`."""
 
 
 class Watchdog:

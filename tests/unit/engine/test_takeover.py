@@ -1,6 +1,7 @@
 """Two tries of one impact never act at the same time, whatever the platform needs to stop."""
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,19 +13,22 @@ from forewarn.config import Config
 from forewarn.core.event import ImpactState
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
-from forewarn.engine.lease import takeover_delay
+from forewarn.engine.lease import LATE_SECONDS, takeover_delay
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
 from forewarn.lab.clock import VirtualClock
+from forewarn.option_kind import ExecCommand
 from forewarn.platform.base import COMMAND_GRACE_SECONDS, ImpactRequest, ImpactResult
+from forewarn.platform.exec import ExecPlatform
 from forewarn.platform.threads import LAST_CALL_SECONDS, CallThreads
+from forewarn.platform.watchdog import SILENT_SECONDS
 from forewarn.store.base import HELD_SHARE, Lease
 from forewarn.store.memory import MemoryStore
 from tests.builders import MINUTE, NOON, SECOND, guid
 from tests.unit.engine.test_follow import TTL_SECONDS, DistantStore
 from tests.unit.engine.test_lease import fail_host
 
-EXEC_SECONDS = COMMAND_GRACE_SECONDS
+EXEC_SECONDS = SILENT_SECONDS + COMMAND_GRACE_SECONDS
 LIBVIRT_SECONDS = Config().libvirt_call_seconds_max + LAST_CALL_SECONDS
 
 
@@ -351,3 +355,14 @@ def test_delay_and_head_start_cover_the_time_to_stop() -> None:
     assert takeover_delay(2.0) == timedelta(0)
     assert takeover_delay(EXEC_SECONDS) + head_start == timedelta(seconds=EXEC_SECONDS)
     assert takeover_delay(LIBVIRT_SECONDS) + head_start == timedelta(seconds=LIBVIRT_SECONDS)
+
+
+def test_command_of_a_stopped_server_has_ended_before_the_next_try_begins() -> None:
+    """The server could not renew its lease, and was stopped (SIGSTOP) just before it noticed."""
+    command = ExecCommand("Reboot", ("true",))
+    platform = ExecPlatform([command], seconds_max=60, environ=dict(os.environ))
+    renewed_at = NOON
+    stopped_at = renewed_at + timedelta(seconds=TTL_SECONDS * HELD_SHARE + LATE_SECONDS)
+    killed_at = stopped_at + timedelta(seconds=SILENT_SECONDS + COMMAND_GRACE_SECONDS)
+    lease_ends_at = renewed_at + timedelta(seconds=TTL_SECONDS)
+    assert killed_at <= lease_ends_at + takeover_delay(platform.stop_seconds)
