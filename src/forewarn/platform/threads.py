@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -17,15 +17,28 @@ LAST_CALL_SECONDS = 10.0
 """How long the process waits at exit for a call that must not be interrupted."""
 
 
+class Change(NamedTuple):
+    """What a call may change: a VM, and the host on which it does."""
+
+    vm: str
+    host: str
+
+
 class CallThreads:
     """Runs at most `threads_max` calls per key at a time, abandoned ones included.
 
-    A key whose calls hang does not affect the others.
+    A key whose calls hang does not affect the others. A call that changes something says what, and
+    `list_unended` has that until its thread has ended, however long the caller has waited.
     """
 
     def __init__(self, threads_max: int = 4) -> None:
         self._threads_max = threads_max
         self._slots: dict[str, asyncio.Semaphore] = {}
+        self._changes: dict[Future[Any], Change] = {}
+
+    def list_unended(self) -> list[Change]:
+        """What threads may still change: their callers may have given up."""
+        return [change for call, change in self._changes.items() if not call.done()]
 
     async def call(
         self,
@@ -33,6 +46,7 @@ class CallThreads:
         work: Callable[[], T],
         seconds_max: float,
         on_cancel: Callable[[], object] | None = None,
+        change: Change | None = None,
     ) -> T:
         """Return what `work` returns. TimeoutError covers the wait for a free thread too.
 
@@ -51,14 +65,20 @@ class CallThreads:
             except BaseException as error:  # raised again in the caller
                 done.set_exception(error)
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(slots.release)
+                loop.call_soon_threadsafe(forget)
+
+        def forget() -> None:
+            self._changes.pop(done, None)
+            slots.release()
 
         async with asyncio.timeout(seconds_max) as limit:
             await slots.acquire()
+            if change is not None:
+                self._changes[done] = change
             try:
                 threading.Thread(target=run, daemon=True, name=f"call-{key}").start()
             except RuntimeError as error:
-                slots.release()
+                forget()
                 raise OSError(errno.EAGAIN, "the system has no threads left") from error
             ended = asyncio.wrap_future(done)
             try:

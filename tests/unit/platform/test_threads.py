@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from forewarn.platform.threads import CallThreads, run_to_completion
+from forewarn.platform.threads import CallThreads, Change, run_to_completion
 
 
 def test_call_returns_or_raises_what_the_work_does() -> None:
@@ -65,6 +65,24 @@ def test_hanging_calls_are_bounded_and_free_their_slot() -> None:
         assert await threads.call("b", lambda: "another key", 30) == "another key"
         go.set()
         assert await threads.call("a", lambda: "free again", 30) == "free again"
+
+    asyncio.run(main())
+
+
+def test_change_is_listed_until_its_thread_has_ended() -> None:
+    """Its caller may have given up, and it may still act."""
+
+    async def main() -> None:
+        threads, go = CallThreads(threads_max=1), threading.Event()
+        with pytest.raises(TimeoutError):
+            await threads.call("a", go.wait, 0.05, change=Change("web-0", "host-a"))
+        with pytest.raises(TimeoutError):
+            await threads.call("a", int, 0.05, change=Change("no thread", "host-a"))
+        await threads.call("b", int, 30, change=Change("db-0", "host-b"))
+        assert threads.list_unended() == [Change("web-0", "host-a")]
+        go.set()
+        await threads.call("a", int, 30)
+        assert threads.list_unended() == []
 
     asyncio.run(main())
 

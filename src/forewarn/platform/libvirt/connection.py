@@ -17,7 +17,7 @@ import libvirt
 from forewarn.core.fleet import Vm
 from forewarn.errors import ImpactFailed
 from forewarn.option_kind import HostUri
-from forewarn.platform.threads import CallThreads, run_to_completion
+from forewarn.platform.threads import CallThreads, Change, run_to_completion
 
 T = TypeVar("T")
 
@@ -70,12 +70,13 @@ class LibvirtHosts:
         question: Callable[[Any], T],
         seconds_max: float | None = None,
         on_cancel: Callable[[], object] | None = None,
+        changes: str = "",
     ) -> T:
         """Call a function with the host's connection.
 
         Calls with their own `seconds_max` have threads of their own, for each limit: if the agent
-        of a guest hangs, that delays neither a short call nor a migration. A call that changes
-        something has `on_cancel`: see `CallThreads.call`.
+        of a guest hangs, that delays neither a short call nor a migration. A call that `changes` a
+        domain, by its UUID, has `on_cancel`, too: see `CallThreads.call`.
         """
         uri = self.uri(host)
         assert uri, host  # libvirt would connect to this machine
@@ -92,7 +93,8 @@ class LibvirtHosts:
         limit = seconds_max or self.call_seconds_max
         threads = f"{uri} {limit:g}" if seconds_max else uri
         try:
-            return await self._threads.call(threads, work, limit, on_cancel)
+            change = Change(changes, host or uri) if changes else None
+            return await self._threads.call(threads, work, limit, on_cancel, change)
         except libvirt.libvirtError as error:
             number = error.get_error_code()
             raise LibvirtError(f"libvirt of {host or uri}: {error}", number=number) from error
@@ -106,6 +108,18 @@ class LibvirtHosts:
             raise ImpactFailed(
                 f"libvirt of {host or uri} did not answer within {limit:g} seconds", host=host
             ) from None
+
+    def _refuse_unended(self, uuid: str) -> None:
+        """ImpactFailed while a call that changes this domain, on any host, has not ended.
+
+        A thread cannot be canceled: after its time limit, the call may still act, also on what a
+        later try has done.
+        """
+        for change in self._threads.list_unended():
+            if change.vm == uuid:
+                raise ImpactFailed(
+                    f"an earlier call on {change.host} has not ended", host=change.host
+                )
 
     def _drop(self, uri: str, hung: Any | None) -> None:
         """Let the next call open a connection, unless one has replaced that which hung."""
@@ -135,7 +149,8 @@ class LibvirtHosts:
     async def find(self, host: str, vm: Vm, *, is_needed: bool = False) -> "Domain | None":
         """Find the VM's domain on this host, by id if it has one, else by name.
 
-        A host without a URI has none, unless an answer `is_needed`.
+        A host without a URI has none, unless an answer `is_needed`. ImpactFailed while an earlier
+        call may still act on the VM, on any host.
         """
         if not self.uri(host):
             if is_needed:
@@ -149,13 +164,16 @@ class LibvirtHosts:
                 return connection.lookupByName(vm.name)
 
         handle = await self.ask(host, look)
-        return None if handle is None else Domain(self, host, handle)
+        found = None if handle is None else Domain(self, host, handle)
+        self._refuse_unended(found.uuid if found is not None else vm.id.lower())
+        return found
 
-    async def define(self, host: str, xml: str) -> "Domain":
+    async def define(self, host: str, xml: str, uuid: str) -> "Domain":
         def work(connection: Any) -> Any:
             return connection.defineXML(xml)
 
-        return Domain(self, host, await self.ask(host, work, on_cancel=do_nothing))
+        handle = await self.ask(host, work, on_cancel=do_nothing, changes=uuid)
+        return Domain(self, host, handle)
 
 
 @dataclass(frozen=True)
@@ -166,18 +184,30 @@ class Domain:
     host: str
     handle: Any
 
+    @property
+    def uuid(self) -> str:
+        return str(self.handle.UUIDString())
+
+    async def ask(self, question: Callable[[Any], T], seconds_max: float | None = None) -> T:
+        """Call a function with the domain's handle that no later call has to wait for.
+
+        It changes nothing, or what may change at any time.
+        """
+        return await self.libvirts.ask(self.host, lambda _: question(self.handle), seconds_max)
+
     async def do(
         self,
         verb: Callable[[Any], T],
         seconds_max: float | None = None,
         on_cancel: Callable[[], object] = do_nothing,
     ) -> T:
-        """Call a function with the domain's handle.
+        """Call a function with the domain's handle that changes the domain.
 
-        Ends when the function has, even if it is canceled: nothing changes later.
+        Ends when the function has, even if it is canceled: nothing changes later. One that outlives
+        its time limit is remembered: see `LibvirtHosts.find`.
         """
         return await self.libvirts.ask(
-            self.host, lambda _: verb(self.handle), seconds_max, on_cancel
+            self.host, lambda _: verb(self.handle), seconds_max, on_cancel, self.uuid
         )
 
     async def state(self) -> tuple[int, int]:
@@ -189,7 +219,7 @@ class Domain:
                 return state, reason
             return libvirt.VIR_DOMAIN_SHUTOFF, 0
 
-        return await self.do(work)
+        return await self.ask(work)
 
     async def is_off(self) -> bool:
         state, _ = await self.state()
@@ -218,7 +248,7 @@ class Domain:
             migration = libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT
             return is_running and job.get(libvirt.VIR_DOMAIN_JOB_OPERATION, migration) == migration
 
-        return await self.do(work)
+        return await self.ask(work)
 
     async def undefine(self, nvram: int, *, only_if_off: bool = False) -> None:
         """Undefine it with its saved state. A domain that is already gone is not an error.

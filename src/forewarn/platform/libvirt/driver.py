@@ -6,7 +6,8 @@ continues: a marker in the domain's metadata records what an earlier try began. 
 between, so no thread is blocked while a guest takes its time.
 
 A migration outlives the call that began it, if libvirt does not abort it on request: until it has
-ended, nothing acts on the VM.
+ended, nothing acts on the VM. Nor while a call that outlived its time limit has not ended: it may
+still act.
 
 A VM that is off on its host is acted on only if the target in its marker, and each host that
 reports it running, answer: it may run there. Moves are in `mover.py`.
@@ -104,8 +105,7 @@ class LibvirtPlatform:
 
     async def _ping(self, domain: Domain) -> None:
         """Ask the guest agent. The VM's next impact does not wait for an answer."""
-        ping = domain.handle.getTime
-        await self.libvirts.ask(domain.host, lambda _: ping(), AGENT_SECONDS_MAX)
+        await domain.ask(lambda handle: handle.getTime(), AGENT_SECONDS_MAX)
 
     async def list_begun(self, host: str) -> list[tuple[str, str]]:
         def look(connection: Any) -> list[tuple[str, str]]:
@@ -120,7 +120,7 @@ class LibvirtPlatform:
         kind, cause, place = EventType.REBOOT, Cause.RESTART, Vm(name=vm, host=host)
         request = ImpactRequest(event_id, "", place, kind, cause, tries=2, may_run_on=may_run_on)
         for domain in (await self.targets.find(request))[:1]:
-            begun = await domain.do(marker.read)
+            begun = await domain.ask(marker.read)
             is_ours = begun.event == event_id and begun.host in ("", host)
             if domain.host == host and is_ours:
                 await _refuse_migrating(domain)
@@ -143,7 +143,7 @@ class LibvirtPlatform:
         """Resume a VM that an earlier event has suspended and left so. It would stay suspended: the
         marker of this event hides that, and a live migration keeps the state.
         """
-        suspended_by = (await domain.do(marker.read)).suspended_by
+        suspended_by = (await domain.ask(marker.read)).suspended_by
         is_left = suspended_by not in ("", request.event_id)
         if is_left and await domain.state() == SUSPENDED_BY_USER:
             await domain.do(marker.resume)
@@ -173,7 +173,8 @@ class LibvirtPlatform:
         """Let the guest agent set the guest's clock, which stood still. Return what came of it."""
         sync = libvirt.VIR_DOMAIN_TIME_SYNC
         try:
-            await domain.do(lambda handle: handle.setTime(None, sync), AGENT_SECONDS_MAX)
+            # The guest decides how long this takes, and the time is right whenever it is set.
+            await domain.ask(lambda handle: handle.setTime(None, sync), AGENT_SECONDS_MAX)
         except ImpactFailed as error:
             if error.facts.get("number") in (*UNSUPPORTED, libvirt.VIR_ERR_AGENT_UNRESPONSIVE):
                 return "no guest agent sets its clock"

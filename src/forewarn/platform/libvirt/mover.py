@@ -72,7 +72,7 @@ class Mover:
 
     async def move(self, request: ImpactRequest, domain: Domain) -> ImpactResult:
         """Move to another host."""
-        begun = await domain.do(marker.read)
+        begun = await domain.ask(marker.read)
         source = request.vm.host
         if begun.event == request.event_id:
             source = begun.host or source  # the fleet may already know the new host
@@ -82,10 +82,10 @@ class Mover:
             copy = await self.libvirts.find(begun.target, request.vm)
             if copy is not None and copy.host != domain.host:
                 await self.targets.discard(copy, begun)
-        if await domain.do(functools.partial(marker.is_stopping, event_id=request.event_id)):
+        if await domain.ask(functools.partial(marker.is_stopping, event_id=request.event_id)):
             # An earlier try has asked the guest to shut down.
             await self.power.wait_until_off(domain)
-            begun = await domain.do(marker.read)
+            begun = await domain.ask(marker.read)
         if begun.stopped_by == request.event_id:
             is_off = await domain.is_off()
             if begun.target == domain.host and not is_off:
@@ -112,7 +112,7 @@ class Mover:
         if not stays:
             await domain.do(marker.ensure_running)
             return
-        home = await self.libvirts.define(domain.host, xml) if xml else domain
+        home = await self.libvirts.define(domain.host, xml, domain.uuid) if xml else domain
         await home.do(functools.partial(marker.stay, event_id=request.event_id))
 
     async def _leave(
@@ -127,7 +127,7 @@ class Mover:
                 why = f"it has no libvirt_uri for {named}" if named else "there is no other host"
                 raise ImpactFailed(f"{domain.host} cannot move {vm}: {why}", vm=vm)
             return await self._restart(request, domain, [domain.host], was_off=was_off)
-        xml = await domain.do(_read_xml)
+        xml = await domain.ask(_read_xml)
         mounts = self.read_mounts()
         tie = find_tie(xml, mounts)
         refusals = list[str]()
@@ -144,7 +144,7 @@ class Mover:
         if is_live_only and refusals:
             await domain.do(marker.unmark_failed)
             raise cannot_move(request, domain, tie or "; ".join(refusals))
-        tie = tie or find_state(xml, mounts) or await domain.do(find_snapshots)
+        tie = tie or find_state(xml, mounts) or await domain.ask(find_snapshots)
         result = await self._restart(request, domain, targets, was_off=was_off, tie=tie)
         return replace(result, detail="; ".join((*refusals[:1], result.detail)))
 
@@ -195,7 +195,7 @@ class Mover:
             return (there is None or await there.is_off()) and not (
                 await domain.is_off()
                 or await domain.is_migrating()
-                or await domain.do(has_block_job)
+                or await domain.ask(has_block_job)
             )
         return False
 
@@ -235,8 +235,8 @@ class Mover:
                 try:
                     if should_run:
                         await domain.do(functools.partial(_mark, request, domain.host, target))
-                    xml = await domain.do(_read_xml)
-                    there = await self.libvirts.define(target, xml)
+                    xml = await domain.ask(_read_xml)
+                    there = await self.libvirts.define(target, xml, domain.uuid)
                     obstacle = await self._find_obstacle(there, domain, xml)
                 except ImpactFailed as error:
                     number = error.facts.get("number")

@@ -34,7 +34,7 @@ class PowerControl:
             await domain.do(lambda handle: handle.shutdown())
             if await self.wait_until_off(domain):
                 return "the guest shut down by itself"
-        if await domain.do(has_restarted):
+        if await domain.ask(has_restarted):
             return "the guest shut down by itself"
         if not await domain.is_off():
             await domain.do(lambda handle: handle.destroy())
@@ -55,7 +55,7 @@ class PowerControl:
 
 async def has_begun(request: ImpactRequest, domain: Domain) -> bool:
     """Whether an earlier try of this event has begun to act."""
-    return (await domain.do(marker.read)).event == request.event_id
+    return (await domain.ask(marker.read)).event == request.event_id
 
 
 async def should_start(request: ImpactRequest, domain: Domain) -> bool:

@@ -56,7 +56,7 @@ class Targets:
         here = await self.libvirts.find(vm.host, vm)
         if here is not None and not await here.is_off():
             return [here]
-        begun = await here.do(marker.read) if here is not None else marker.Marker()
+        begun = await here.ask(marker.read) if here is not None else marker.Marker()
         hosts = {begun.target, *request.may_run_on} - {""}
         if here is None or request.moves:
             hosts |= {*self.others(request)}
@@ -85,7 +85,7 @@ class Targets:
         """
         uri = self.libvirts.uri
         is_source = begun.host and uri(begun.host) == uri(copy.host)
-        is_ours = begun.event and (await copy.do(marker.read)).event == begun.event
+        is_ours = begun.event and (await copy.ask(marker.read)).event == begun.event
         if is_source or not is_ours or not await copy.is_off():
             return False
         await copy.undefine(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
@@ -129,9 +129,9 @@ class Targets:
 
         Others see it as on its way at once, so that two VMs do not choose the same free memory.
         """
-        uuid = domain.handle.UUIDString()
+        uuid = domain.uuid
         async with self._places[f"from {self.libvirts.uri(domain.host)}"]:
-            need_bytes = await domain.do(lambda handle: int(handle.info()[1]) << 10)
+            need_bytes = await domain.ask(lambda handle: int(handle.info()[1]) << 10)
             move = Move(request.vm.name, request.scope, need_bytes)
             targets = await self._rank(request, move)
             self._moves[uuid] = move._replace(host="".join(targets[:1]))
@@ -143,7 +143,7 @@ class Targets:
     @asynccontextmanager
     async def arrive(self, domain: Domain, host: str) -> AsyncIterator[None]:
         """Within this, the VM that leaves its host may arrive on this one."""
-        uuid = domain.handle.UUIDString()
+        uuid = domain.uuid
         self._moves[uuid] = self._moves[uuid]._replace(host=host)
         async with self._places[f"to {self.libvirts.uri(host)}"]:
             yield

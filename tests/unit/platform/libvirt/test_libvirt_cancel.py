@@ -18,6 +18,7 @@ import pytest
 from forewarn.core.event import EventType
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactRequest, SlowToStop
+from forewarn.platform.libvirt.driver import LibvirtPlatform
 from forewarn.platform.libvirt.marker import mark_move
 from forewarn.platform.threads import LAST_CALL_SECONDS
 from tests.builders import guid
@@ -28,6 +29,7 @@ from tests.unit.platform.libvirt.libvirt_world import (
     RUNNING,
     Host,
     LibvirtWorld,
+    Target,
     order,
     refusal,
     refuse,
@@ -361,3 +363,108 @@ def test_hanging_guest_agent_does_not_delay_the_next_impact(world: LibvirtWorld)
         slow.go.set()
 
     asyncio.run(asyncio.wait_for(test(), WAIT_SECONDS_MAX))
+
+
+EARLIER = "an earlier call on host-a has not ended"
+
+
+async def outlive_limit(loop: ManualLoop, call: asyncio.Task[Any], slow: SlowVerb) -> None:
+    """Let the time limit of a call pass while libvirt is busy."""
+    await asyncio.to_thread(slow.asked.wait, WAIT_SECONDS_MAX)
+    loop.now += CALL_SECONDS_MAX
+    with pytest.raises(ImpactFailed, match="did not answer within 30 seconds"):
+        await call
+
+
+async def is_refused(platform: LibvirtPlatform, what: ImpactRequest) -> bool:
+    """Run an impact, unless an earlier call has not ended."""
+    (result,) = await asyncio.gather(platform.run_impact(what), return_exceptions=True)
+    return str(result) == EARLIER
+
+
+@pytest.mark.parametrize(
+    "what",
+    [REBOOT, PREEMPT, DRAIN, order(EventType.FREEZE), order(EventType.TERMINATE)],
+    ids=["reboot", "preempt", "redeploy", "freeze", "terminate"],
+)
+def test_nothing_acts_on_a_vm_while_a_call_that_outlived_its_limit_may(
+    world: LibvirtWorld, what: ImpactRequest
+) -> None:
+    """Else the late call resets the VM a second time, when its event is over."""
+
+    async def test() -> None:
+        slow = SlowVerb(lambda handle: handle.reset(0))
+        host = Host(world.on("host-a"), reboot=unable, shutdown=unable, reset=slow)
+        platform = world.platform(
+            lambda uri: host if uri.endswith("host-a") else world.connect(uri),
+            call_seconds_max=CALL_SECONDS_MAX,
+        )
+        await outlive_limit(loop, asyncio.create_task(platform.run_impact(REBOOT)), slow)
+
+        host.calls.clear()
+        with pytest.raises(ImpactFailed, match=EARLIER) as failed:
+            await platform.run_impact(what)
+        assert not failed.value.facts.get("is_final")
+        with pytest.raises(ImpactFailed, match=EARLIER):
+            await platform.recover("host-a", guid(1), "web-0", may_start=True, may_run_on=())
+        assert not ACTIONS & {*host.calls}
+
+        slow.go.set()
+        while await is_refused(platform, what):
+            await asyncio.sleep(0)
+        assert ACTIONS & {*host.calls}
+
+    loop = ManualLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(test())
+
+
+def test_vm_is_started_nowhere_while_a_start_that_outlived_its_limit_may_run_it(
+    world: LibvirtWorld,
+) -> None:
+    """Someone has started it at home meanwhile: it would run twice."""
+
+    async def test() -> None:
+        slow = SlowVerb(lambda handle: None)
+        target = Target(world.on("host-b"), create=slow)
+        target.lookupByName = world.on("host-b").lookupByName  # type: ignore[method-assign]
+        platform = world.platform(
+            lambda uri: target if uri.endswith("host-b") else world.connect(uri),
+            call_seconds_max=CALL_SECONDS_MAX,
+        )
+        await outlive_limit(loop, asyncio.create_task(platform.run_impact(DRAIN)), slow)
+
+        world.on("host-a").lookupByName("web-0").create()
+        with pytest.raises(ImpactFailed, match="an earlier call on host-b has not ended"):
+            await platform.run_impact(REBOOT)
+        slow.go.set()
+
+    loop = ManualLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(test())
+
+
+@pytest.mark.parametrize("verb", ["jobStats", "setTime"])
+def test_hanging_call_that_can_do_no_harm_later_delays_no_impact(
+    world: LibvirtWorld, verb: str
+) -> None:
+    """It asks a question, or it sets the guest's clock, which takes as long as the guest wants."""
+
+    async def test() -> None:
+        slow = SlowVerb(lambda handle: {"type": libvirt.VIR_DOMAIN_JOB_NONE})
+        ways: dict[str, Callable[[Any], Any]] = {verb: slow}
+        host = Host(world.on("host-a"), **ways, reboot=unable)
+        platform = world.platform(lambda uri: host, call_seconds_max=CALL_SECONDS_MAX)
+        call = asyncio.create_task(platform.run_impact(order(EventType.FREEZE)))
+        await asyncio.to_thread(slow.asked.wait, WAIT_SECONDS_MAX)
+        loop.now += CALL_SECONDS_MAX
+        await asyncio.gather(call, return_exceptions=True)
+        del host._ways[verb]
+
+        await platform.run_impact(REBOOT)
+        assert "reset" in host.calls
+        slow.go.set()
+
+    loop = ManualLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(test())
