@@ -176,6 +176,18 @@ class ManagedHosts:
         """Whether it was forgotten, and VMs may run there."""
         return self.find(host) is None and self.may_run_vms(host)
 
+    def why_not_moved(self, host: str) -> str:
+        """Why VMs of this host are moved to no other one; empty if they may be.
+
+        The platform of a server would act on them, and might start elsewhere what runs there.
+        """
+        if not self.is_left_running(host):
+            return ""
+        return (
+            f"VMs of {host} are not moved: it was forgotten and left running; expected its daemon,"
+            f" or `forewarn host forget {host} --fenced` when they are off"
+        )
+
     def may_run_vms(self, host: str) -> bool:
         """Whether a host is managed, or was forgotten and left running."""
         return self._find_unless_fenced(host) is not None

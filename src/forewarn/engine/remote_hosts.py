@@ -31,7 +31,7 @@ from forewarn.engine.problems import Problems
 from forewarn.engine.report_rate import ReportRate
 from forewarn.engine.transaction import Transaction
 from forewarn.engine.unserved import UnservedVms
-from forewarn.errors import ImpactFailed, Unavailable
+from forewarn.errors import ImpactFailed, Refused, Unavailable
 from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Platform
 from forewarn.platform.remote import ImpactKey, RunningImpact, Work, WorkRequest
 from forewarn.platform.simulated import SimulatedPlatform
@@ -121,6 +121,16 @@ class RemoteHosts:
         left = "its daemon was forgotten; what may run there is left running"
         return left if is_left else self.managed.reason(host)
 
+    async def refuse_moves(self, hosts: Collection[str]) -> None:
+        """Refuse to move VMs of hosts that were left running, also by what other servers know."""
+        find_reason = self.managed.why_not_moved
+        if any(map(find_reason, hosts)):
+            await self._engine.catch_up()
+        for host in hosts:
+            reason = find_reason(host)
+            if reason:
+                raise Refused(reason, host=host)
+
     def _only_simulates(self, host: str) -> bool:
         """Whether a host had a daemon, and this server would only simulate impacts there."""
         return self.managed.is_forgotten(host) and isinstance(self.local, SimulatedPlatform)
@@ -135,6 +145,9 @@ class RemoteHosts:
                     f"{host} had a daemon, and a simulation would do nothing to its VMs;"
                     f" expected a daemon, or another `platform` of the server"
                 )
+            reason = self.managed.why_not_moved(host) if request.moves else ""
+            if reason:
+                raise ImpactFailed(reason, host=host)
             return await self.local.run_impact(request)
         reason = self._reason_to_wait(host, request)
         if reason:

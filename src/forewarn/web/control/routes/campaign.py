@@ -31,7 +31,14 @@ from forewarn.core.event import Cause, Event, EventType, Status, is_move
 from forewarn.engine.engine import Engine
 from forewarn.engine.problems import ScopeIndex
 from forewarn.engine.turns import SLICE, Turn
-from forewarn.errors import CampaignOver, DaemonAway, OverBudget, TooManyCampaigns, UnknownCampaign
+from forewarn.errors import (
+    CampaignOver,
+    DaemonAway,
+    OverBudget,
+    Refused,
+    TooManyCampaigns,
+    UnknownCampaign,
+)
 from forewarn.fleetfile.parser import format_budget, parse_budget
 from forewarn.fleetfile.schema import MaxUnavailable
 from forewarn.web.control import pagination
@@ -230,12 +237,17 @@ class CampaignController(Controller):
         found = await service.engine.look_up(lambda: service.campaigns.find(campaign))
         return await view_campaign(service, found, HostRunViews(service, call.take_turn))
 
-    @post("/", status_code=HTTP_202_ACCEPTED, errors=(OverBudget, TooManyCampaigns, DaemonAway))
+    @post(
+        "/",
+        status_code=HTTP_202_ACCEPTED,
+        errors=(OverBudget, TooManyCampaigns, DaemonAway, Refused),
+    )
     async def start_campaign(self, data: JSONBody[NewCampaign], call: Call) -> CampaignResult:
         """Starts a campaign; with `plan` only returns its waves.
 
         Refused if a host alone exceeds the budget of a scope, and if the daemon of a host is away,
-        unless `allow_unreachable`.
+        unless `allow_unreachable`. Moves are also refused for a host that was forgotten and left
+        running.
         """
         service = call.service
         if data.plan:
@@ -252,6 +264,8 @@ class CampaignController(Controller):
         operation_id = service.operations.new_id()
 
         async def check(planned: Forecast) -> None:
+            if is_move(EventType(data.type), Cause(data.cause)):
+                await service.hosts.refuse_moves(planned.hosts)
             if not data.allow_unreachable:
                 await refuse_unreachable(service, planned.hosts)
 

@@ -10,7 +10,7 @@ from litestar.params import JSONBody, QueryParameter
 from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 
 from forewarn import errors
-from forewarn.core.event import Cause, EventType
+from forewarn.core.event import Cause, EventType, is_move
 from forewarn.core.fleet import Power
 from forewarn.web.control import lists, views
 from forewarn.web.control.dependencies import Call, Name, Names, Page, split_names, to_utc
@@ -128,17 +128,20 @@ class HostController(Controller):
     @post(
         "/{host:str}/maintain",
         status_code=HTTP_202_ACCEPTED,
-        errors=(*HOST_ERRORS, errors.DaemonAway),
+        errors=(*HOST_ERRORS, errors.DaemonAway, errors.Refused),
     )
     async def maintain_host(
         self, host: Name, call: Call, data: JSONBody[Maintenance]
     ) -> HostEvents:
         """Schedules maintenance of every VM on the host: an event per scope and update domain.
 
-        Refused if the daemon of the host is away, unless `allow_unreachable`.
+        Refused if the daemon of the host is away, unless `allow_unreachable`. A move is also
+        refused if the host was forgotten and left running: its VMs are started nowhere else.
         """
         service = call.service
         await service.engine.look_up(lambda: service.engine.board.scopes_on(host))
+        if is_move(EventType(data.type), Cause(data.cause)):
+            await service.hosts.refuse_moves([host])
         if not data.allow_unreachable and service.hosts.away_reason(host):
             await service.engine.catch_up()
             if not service.operations.is_repeated(host):
@@ -154,9 +157,15 @@ class HostController(Controller):
         )
         return views.host_events(call.problems, placed)
 
-    @post("/{host:str}/degrade", status_code=HTTP_202_ACCEPTED, errors=HOST_ERRORS)
+    @post(
+        "/{host:str}/degrade", status_code=HTTP_202_ACCEPTED, errors=(*HOST_ERRORS, errors.Refused)
+    )
     async def degrade_host(self, host: Name, call: Call, data: NoticeBody = NOTICE) -> HostEvents:
-        """Schedules a Redeploy of every VM on the host, because its hardware is failing."""
+        """Schedules a Redeploy of every VM on the host, because its hardware is failing.
+
+        Refused for a host that was forgotten and left running: its VMs are started nowhere else.
+        """
+        await call.service.hosts.refuse_moves([host])
         not_before = to_utc(data.not_before)
         placed = await call.service.operations.degrade(host, by=call.by, not_before=not_before)
         return views.host_events(call.problems, placed)

@@ -79,9 +79,19 @@ class VmController(Controller):
         """Restarts the VM on its host."""
         return await _operate(ask.Restart, vm, call, data)
 
-    @post("/{vm:str}/redeploy", status_code=HTTP_202_ACCEPTED, errors=OPERATION_ERRORS)
+    @post(
+        "/{vm:str}/redeploy",
+        status_code=HTTP_202_ACCEPTED,
+        errors=(*OPERATION_ERRORS, errors.Refused),
+    )
     async def redeploy_vm(self, vm: Name, call: Call, data: NoticeBody = NOTICE) -> OperationResult:
-        """Moves the VM to another host."""
+        """Moves the VM to another host.
+
+        Refused if its host was forgotten and left running: its VMs are started nowhere else.
+        """
+        engine = call.service.engine
+        _, known = await engine.look_up(lambda: engine.board.find_vm(vm))
+        await call.service.hosts.refuse_moves([known.host])
         return await _operate(ask.Redeploy, vm, call, data)
 
     @post("/{vm:str}/evict", status_code=HTTP_202_ACCEPTED, errors=OPERATION_ERRORS)

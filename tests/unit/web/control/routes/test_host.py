@@ -164,6 +164,55 @@ def test_host_that_was_left_running_counts_as_away_unless_the_server_acts_there(
     run(test)
 
 
+MIGRATION = {"type": "Freeze", "cause": "live-migration"}
+NOT_MOVED = (
+    "VMs of host-a are not moved: it was forgotten and left running; expected its daemon, or"
+    " `forewarn host forget host-a --fenced` when they are off"
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("vms/web-0/redeploy", {}),
+        ("hosts/host-a/maintain", {"type": "Redeploy", "allow_unreachable": True}),
+        ("hosts/host-a/maintain", MIGRATION),
+        ("hosts/host-a/degrade", {}),
+        ("campaigns", {"type": "Redeploy", "hosts": ["host-*"], "allow_unreachable": True}),
+        ("campaigns", {"hosts": ["host-a"], **MIGRATION}),
+    ],
+)
+def test_vms_of_a_host_that_was_left_running_are_not_moved(path: str, body: Any) -> None:
+    """The platform of the server would start elsewhere what may run there."""
+
+    async def test(world: World) -> None:
+        await lose_host_a(world)
+        await ask(world, "DELETE", "hosts/host-a/daemon?still_running=true")
+        refused = await ask(world, "POST", path, body)
+        assert (refused["error"], refused["message"]) == ("refused", NOT_MOVED)
+        assert world.servers[0].scope("web").events == ()
+
+        await ask(world, "DELETE", "hosts/host-a/daemon?fenced=true")
+        assert "error" not in await ask(world, "POST", path, body)
+
+    run(test)
+
+
+def test_move_that_was_announced_before_its_host_was_left_running_fails() -> None:
+    async def test(world: World) -> None:
+        await lose_host_a(world)
+        body = {"type": "Redeploy", "allow_unreachable": True}
+        (event,) = (await ask(world, "POST", "hosts/host-a/maintain", body))["events"]
+        await ask(world, "DELETE", "hosts/host-a/daemon?still_running=true")
+        await ask(world, "POST", f"events/{event['id']}/approve", {})
+        await world.settle()
+        assert [each.local.asked for each in world.servers] == [[], []]
+        (entry,) = await world.history("impact-failed")
+        assert entry.detail.endswith(NOT_MOVED)
+
+    run(test)
+
+
 def test_host_that_was_fenced_is_not_away() -> None:
     """Its VMs are off: an event of them ends nothing that runs."""
 
