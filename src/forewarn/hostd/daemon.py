@@ -5,7 +5,7 @@ import hashlib
 import os
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 
 from forewarn.config import PlatformName
@@ -129,9 +129,9 @@ async def check_disks(config: HostdConfig, platform: Platform) -> None:
     assert isinstance(platform, LibvirtPlatform)
     libvirts = platform.libvirts
 
-    async def find() -> str:
+    async def find(types: Collection[str]) -> str:
         mounts = read_mounts()
-        return await libvirts.ask(config.host, lambda each: find_shared_disks(each, mounts))
+        return await libvirts.ask(config.host, lambda each: find_shared_disks(each, mounts, types))
 
     await check_disk_lock(config.libvirt_uri, os.environ, find)
 

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from forewarn.errors import ImpactFailed
@@ -18,22 +18,28 @@ CREDENTIAL, MISSING = "qemu.conf", "missing"
 systemd starts no unit whose credential is missing, so that has a default.
 """
 LOCK_MANAGER = re.compile(r"""^\s*lock_manager\s*=\s*["'](\w+)["']""", re.MULTILINE)
-NO_LOCK = "nop"
+NO_LOCK, LOCKD = "nop", "lockd"
+LOCKD_CONF = Path("/etc/libvirt/qemu-lockd.conf")
+LOCKSPACE = re.compile(r"""^\s*(file|lvm|scsi)_lockspace_dir\s*=\s*["']""", re.MULTILINE)
 RETRY_SECONDS = 60.0
+FILE, BLOCK, NETWORK = "file", "block", "network"
+"""libvirt's types of disks that hosts may share."""
+FindDisk = Callable[[Collection[str]], Awaitable[str]]
 
 
 async def check_disk_lock(
     uris: Iterable[HostUri],
     environ: Mapping[str, str],
-    find_shared_disks: Callable[[], Awaitable[str]],
+    find_shared_disks: FindDisk,
     path: Path = QEMU_CONF,
+    lockd_path: Path = LOCKD_CONF,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> None:
     """Log a warning if there is no lock manager, and a line if that cannot be told.
 
     It matters where VMs of QEMU may run on other hosts: those have a libvirt URI, too, or
-    `find_shared_disks` says why they may. They may be started there by hand. It is asked once a
-    minute until libvirt answers.
+    `find_shared_disks` says why they may, given the types of disks that matter. They may be started
+    there by hand. A lock manager locks files; other disks only if it is configured for them.
     """
     texts = [each.uri for each in uris]
     if not all(text.startswith("qemu") for text in texts):
@@ -43,19 +49,13 @@ async def check_disk_lock(
     try:
         found = LOCK_MANAGER.findall(_read(environ, path))
         if found and found[-1] != NO_LOCK:
+            await _check_other_disks(found[-1], find_shared_disks, lockd_path, sleep)
             return
     except OSError as error:
         unknown = f"{path}: {error.strerror}"
-    shared = "VMs may be moved to other hosts" if moves_vms else None
-    problem = ""
-    while shared is None:  # ends when libvirt answers
-        try:
-            shared = await find_shared_disks()
-        except ImpactFailed as error:
-            if not problem:
-                problem = str(error)
-                log.info("cannot tell yet whether hosts share disks of VMs", problem=problem)
-            await sleep(RETRY_SECONDS)
+    shared = "VMs may be moved to other hosts"
+    if not moves_vms:
+        shared = await _find(find_shared_disks, (FILE, BLOCK, NETWORK), sleep)
     if not shared:
         return
     if unknown:
@@ -66,6 +66,58 @@ async def check_disk_lock(
         ' of them destroys its disk; expected lock_manager = "lockd" or "sanlock"'
     )
     log.warning("disks of VMs are not locked", problem=problem, shared=shared)
+
+
+async def _check_other_disks(
+    lock_manager: str,
+    find_shared_disks: FindDisk,
+    lockd_path: Path,
+    sleep: Callable[[float], Awaitable[object]],
+) -> None:
+    """Log a line for disks that the lock manager may not lock against other hosts."""
+    problems = {NETWORK: "libvirt's lock managers do not lock network disks"}
+    if lock_manager == LOCKD:
+        problems[BLOCK] = _find_lockspace_problem(lockd_path)
+    for type_, problem in problems.items():
+        shared = await _find(find_shared_disks, (type_,), sleep) if problem else ""
+        if shared:
+            log.info("cannot tell whether disks of VMs are locked", problem=problem, shared=shared)
+
+
+def _find_lockspace_problem(path: Path) -> str:
+    """Why virtlockd may not lock block devices against other hosts; empty if it is told how.
+
+    Locks of files in /dev do not reach other hosts; those of files in a shared folder do.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(QEMU_CONF_BYTES_MAX).decode(errors="replace")
+    except OSError as error:
+        return f"{path}: {error.strerror}; it may have a lockspace directory for block devices"
+    if LOCKSPACE.search(text):
+        return ""
+    return (
+        f"{path} has no lockspace directory: virtlockd locks block devices on this host only;"
+        " expected file_lockspace_dir, lvm_lockspace_dir or scsi_lockspace_dir on a shared file"
+        " system"
+    )
+
+
+async def _find(
+    find_shared_disks: FindDisk,
+    types: Collection[str],
+    sleep: Callable[[float], Awaitable[object]],
+) -> str:
+    """Why hosts may share a disk of one of these types. Tries until libvirt answers."""
+    problem = ""
+    while True:  # ends when libvirt answers
+        try:
+            return await find_shared_disks(types)
+        except ImpactFailed as error:
+            if not problem:
+                problem = str(error)
+                log.info("cannot tell yet whether hosts share disks of VMs", problem=problem)
+            await sleep(RETRY_SECONDS)
 
 
 def _read(environ: Mapping[str, str], path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ SHARED = [*ALONE, HostUri("", "qemu+tls://{host}/system")]
 UNIT = Path(__file__).parents[3] / "deploy/forewarn-hostd.service"
 NOT_LOCKED = "disks of VMs are not locked"
 UNKNOWN = "cannot tell whether disks of VMs are locked"
+LOCKD_CONF = "qemu-lockd.conf"
 NOT_SHOWN = "cannot tell yet whether hosts share disks of VMs"
 
 
@@ -26,22 +28,29 @@ def all_levels(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def check_disk_lock(
-    uris: list[HostUri], environ: dict[str, str], path: Path, shared: str = "", failures: int = 0
+    uris: list[HostUri],
+    environ: dict[str, str],
+    path: Path,
+    shared: str = "",
+    failures: int = 0,
+    type_: str = "file",
 ) -> None:
     """`shared` is the disk that is found. Before, libvirt cannot be asked for it so many times."""
     left = failures
 
-    async def find() -> str:
+    async def find(types: Collection[str]) -> str:
         nonlocal left
         if left:
             left -= 1
             raise ImpactFailed("libvirt does not answer")
-        return shared
+        return shared if type_ in types else ""
 
     async def sleep(seconds: float) -> None:
         assert seconds == RETRY_SECONDS
 
-    asyncio.run(disk_lock.check_disk_lock(uris, environ, find, path, sleep))
+    asyncio.run(
+        disk_lock.check_disk_lock(uris, environ, find, path, path.parent / LOCKD_CONF, sleep)
+    )
 
 
 def write(folder: Path, content: str, name: str = "qemu.conf") -> Path:
@@ -112,6 +121,64 @@ def test_lock_manager_needs_no_warning(
     path = write(tmp_path, f'# locks\nlock_manager = "{name}"\n')
     check_disk_lock(SHARED, {}, path)
     assert caplog.messages == []
+
+
+BLOCK_DISK = "a disk of web-0, /dev/vg/web-0 is a block device"
+NETWORK_DISK = "a disk of web-0, pool/web-0 is a network disk (rbd)"
+
+
+@pytest.mark.parametrize(("type_", "disk"), [("block", BLOCK_DISK), ("network", NETWORK_DISK)])
+def test_disk_that_may_be_shared_without_a_lock_manager_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, type_: str, disk: str
+) -> None:
+    """Nothing says whether other hosts reach it."""
+    check_disk_lock(ALONE, {}, write(tmp_path, ""), disk, type_=type_)
+    assert caplog.messages == [NOT_LOCKED]
+
+
+DEFAULT = '#file_lockspace_dir = "/var/lib/libvirt/lockd/files"\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file or directory; it may have a lockspace directory for block devices"),
+        (DEFAULT, "has no lockspace directory: virtlockd locks block devices on this host only"),
+    ],
+)
+def test_block_device_without_a_lockspace_directory_may_be_unlocked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str | None, says: str
+) -> None:
+    """libvirt's own file: locks in /dev do not propagate across hosts."""
+    path = write(tmp_path, 'lock_manager = "lockd"')
+    if content is not None:
+        write(tmp_path, content, LOCKD_CONF)
+    check_disk_lock(ALONE, {}, path, DISK)
+    assert caplog.messages == [], "files are locked"
+    check_disk_lock(ALONE, {}, path, BLOCK_DISK, type_="block")
+    assert (caplog.messages, caplog.records[0].levelname) == ([UNKNOWN], "INFO")
+    assert says in problems(caplog)[0]
+
+
+@pytest.mark.parametrize("kind", ["file", "lvm", "scsi"])
+def test_lockspace_directory_needs_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    write(tmp_path, f'{kind}_lockspace_dir = "/mnt/locks"', LOCKD_CONF)
+    path = write(tmp_path, 'lock_manager = "lockd"')
+    check_disk_lock(ALONE, {}, path, BLOCK_DISK, type_="block")
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", ["lockd", "sanlock"])
+def test_network_disk_is_not_locked_by_libvirt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """libvirt passes files, block devices and folders to a lock manager, and nothing else."""
+    path = write(tmp_path, f'lock_manager = "{name}"')
+    check_disk_lock(ALONE, {}, path, NETWORK_DISK, type_="network")
+    assert caplog.messages == [UNKNOWN]
+    assert problems(caplog) == ["libvirt's lock managers do not lock network disks"]
 
 
 def test_other_drivers_have_no_lock_manager(

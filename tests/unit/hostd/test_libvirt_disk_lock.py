@@ -25,6 +25,7 @@ URIS = (
     HostUri("", "qemu+unix:///system?socket=/no/such/socket"),
     HostUri("host-b", "qemu+unix:///system?socket=/no/such/other"),
 )
+TYPES = ("file", "block", "network")
 MOUNTS = MountTable({"/": "ext4", "/mnt": "nfs4"})
 DISK = "<disk type='file'><source file='{}'/><target dev='vd{}' bus='virtio'/>{}</disk></devices>"
 
@@ -81,12 +82,36 @@ def test_disk_that_other_hosts_may_write_to_is_found(tmp_path: Path) -> None:
         connection.defineXML(xml)
 
     world.web.destroy()
-    assert find_shared_disks(connection, MOUNTS) == ""
+    assert find_shared_disks(connection, MOUNTS, TYPES) == ""
     define("/var/images/web-0.img")
-    assert find_shared_disks(connection, MOUNTS) == ""
+    assert find_shared_disks(connection, MOUNTS, TYPES) == ""
     define("/mnt/install.iso", "<readonly/>")
-    assert find_shared_disks(connection, MOUNTS) == ""
+    assert find_shared_disks(connection, MOUNTS, TYPES) == ""
     define("/mnt/web-0.img")
-    assert find_shared_disks(connection, MOUNTS) == (
+    assert find_shared_disks(connection, MOUNTS, TYPES) == (
         "a disk of web-0, /mnt/web-0.img is on a shared file system (nfs4)"
     )
+
+
+@pytest.mark.parametrize(
+    ("type_", "source", "found"),
+    [
+        ("block", "<source dev='/dev/vg/web-0'/>", "/dev/vg/web-0 is a block device"),
+        (
+            "network",
+            "<source protocol='rbd' name='pool/web-0'><host name='mon'/></source>",
+            "pool/web-0 is a network disk (rbd)",
+        ),
+    ],
+)
+def test_block_device_and_network_disk_may_be_shared(
+    tmp_path: Path, type_: str, source: str, found: str
+) -> None:
+    world = LibvirtWorld(tmp_path)
+    connection = world.on("host-a")
+    world.web.destroy()
+    disk = f"<disk type='{type_}'>{source}<target dev='vdb' bus='virtio'/></disk></devices>"
+    connection.defineXML(domain_xml().replace("</devices>", disk))
+    assert find_shared_disks(connection, MOUNTS, TYPES) == f"a disk of web-0, {found}"
+    others = [each for each in TYPES if each != type_]
+    assert find_shared_disks(connection, MOUNTS, others) == ""

@@ -1,7 +1,7 @@
 """Lists the domains of hosts as libvirt reports them. `fleet_import` turns them into a fleet."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -58,14 +58,14 @@ def list_domains(
     return found
 
 
-def find_shared_disks(connection: Any, mounts: MountTable) -> str:
+def find_shared_disks(connection: Any, mounts: MountTable, types: Collection[str]) -> str:
     """Why other hosts may write to a disk of this one's domains; empty if that is not known.
 
-    `mounts` are those of the host.
+    `mounts` are those of the host, `types` those of the disks that matter.
     """
     for handle in connection.listAllDomains():
         with ignoring(libvirt.VIR_ERR_NO_DOMAIN):  # it ended meanwhile
-            found = find_shared_disk(handle.XMLDesc(), mounts)
+            found = find_shared_disk(handle.XMLDesc(), mounts, types)
             if found:
                 return f"a disk of {handle.name()}, {found}"
     return ""

@@ -7,7 +7,7 @@ Two kinds: a *tie* binds a domain to its host, whatever the target; the others a
 target, where the domain is already defined and not started.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 from xml.etree import ElementTree
@@ -62,12 +62,19 @@ def _check_local(name: str, path: str | None, mounts: MountTable) -> str:
     return f"{name} is on a local file system ({kind}): {path}" if kind else ""
 
 
-def find_shared_disk(xml: str, mounts: MountTable) -> str:
-    """A disk of a domain that other hosts reach, too, and may write to; empty if none is known."""
+def find_shared_disk(xml: str, mounts: MountTable, types: Collection[str]) -> str:
+    """A disk of a domain, of one of these types, that other hosts may reach, too, and write to.
+
+    Empty if none is known. The types are libvirt's: file, block and network.
+    """
     for disk in _parse(xml).iterfind("devices/disk"):
-        source = disk.find("source")
-        if source is None or disk.find("readonly") is not None:
+        source, type_ = disk.find("source"), disk.get("type", "")
+        if source is None or type_ not in types or disk.find("readonly") is not None:
             continue
+        if type_ == "block":
+            return f"{source.get('dev')} is a block device"
+        if type_ == "network":
+            return f"{source.get('name')} is a network disk ({source.get('protocol')})"
         file = source.get("file", "")
         kind = mounts.shared_type(file) if file else ""
         if kind:
