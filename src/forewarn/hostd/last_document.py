@@ -57,10 +57,9 @@ class LastDocuments:
     def is_older(self, poll: Poll, response: Response) -> bool:
         """Whether the guest has a later document, or got one for the same request at any time."""
         known, _ = self._guests.get(poll.vm, {}).get(poll.request, (None, 0.0))
-        tags = [*poll.tags, _tag(known) if known else ""]
-        seen = max((int(tag) for tag in tags if tag.isdecimal()), default=0)
-        tag = _tag(response)
-        return tag.isdecimal() and int(tag) < seen
+        seen = document.read_incarnations({*poll.tags, _tag(known) if known else ""})
+        incarnations = document.read_incarnations({_tag(response)})
+        return any(incarnation < max(seen, default=0) for incarnation in incarnations)
 
     def record_old(self, poll: Poll, response: Response) -> None:
         """A document of a server that is cut off from its store: only its incarnation counts."""

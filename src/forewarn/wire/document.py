@@ -3,6 +3,7 @@
 Same incarnation and version, same bytes.
 """
 
+import re
 from collections.abc import Set
 from email.utils import format_datetime
 
@@ -15,6 +16,7 @@ from forewarn.wire.versions import Version
 ISO_VERSION_MAX = "2017-11-01"
 """The last version whose documentation shows NotBefore in ISO 8601 (protocol 2.3)."""
 
+_INCARNATION = re.compile(r"[1-9][0-9]{0,17}")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -40,6 +42,11 @@ def read_tags(if_none_match: str) -> frozenset[str]:
     tags = {tag.strip() for tag in if_none_match.split(",")}
     bare = {tag.removeprefix("W/").strip('"') for tag in tags}
     return frozenset((bare - {"*"}) | (tags & {"*"}))
+
+
+def read_incarnations(tags: Set[str]) -> frozenset[int]:
+    """The tags that can be those of a document, as numbers. A guest may send any others."""
+    return frozenset(int(tag) for tag in tags if _INCARNATION.fullmatch(tag))
 
 
 def is_known(incarnation: int, tags: Set[str]) -> bool:

@@ -13,7 +13,6 @@ All connections send the same bytes for the same request.
 """
 
 import asyncio
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -63,7 +62,6 @@ UNUSUAL_SIGNED_HEADERS = frozenset(
 UNUSUAL_HEADERS = UNUSUAL_SIGNED_HEADERS | {ID, SIGNATURE}
 RELAYS_MAX = 4096
 _CLOSE = encode_headers([CLOSE])
-_INCARNATION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 def render(place: PublishedScope, version: Version, *, is_iso: bool) -> bytes:
@@ -242,7 +240,7 @@ class Polls(ConnectionPolicy):
         except Error:
             return None
         tags = document.read_tags(request.header(b"if-none-match"))
-        known = frozenset(int(tag) for tag in tags if _INCARNATION.fullmatch(tag))
+        known = document.read_incarnations(tags)
         seconds = requests.wait_seconds(request, self._config)
         if "*" in tags or (b"prefer" in joined and not (seconds and known)):
             return None
