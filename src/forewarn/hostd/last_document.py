@@ -43,16 +43,11 @@ class LastDocuments:
         self._guests: dict[str, dict[tuple[bytes, bytes], tuple[Response, float]]] = {}
 
     def record(self, poll: Poll, response: Response, now: float) -> None:
-        if len(self._guests) > GUESTS_MAX:
-            self._guests.clear()
-        last = self._guests.setdefault(poll.vm, {})
-        known = last.pop(poll.request, None)
-        if response.status == 304 and known is not None and _tag(known[0]) == _tag(response):
-            response = known[0]
-        if response.status == 200 and len(response.body) <= DOCUMENT_BYTES_MAX:
-            last[poll.request] = response, now
-        if len(last) > REQUESTS_MAX:
-            del last[next(iter(last))]
+        known, _ = self._guests.get(poll.vm, {}).get(poll.request, (None, 0.0))
+        if response.status == 304 and known is not None and _tag(known) == _tag(response):
+            response = known
+        is_kept = response.status == 200 and len(response.body) <= DOCUMENT_BYTES_MAX
+        self._keep(poll, response if is_kept else None, now)
 
     def is_older(self, poll: Poll, response: Response) -> bool:
         """Whether the guest has a later document, or got one for the same request at any time."""
@@ -63,7 +58,20 @@ class LastDocuments:
 
     def record_old(self, poll: Poll, response: Response) -> None:
         """A document of a server that is cut off from its store: only its incarnation counts."""
-        self._guests.setdefault(poll.vm, {})[poll.request] = response, -math.inf
+        if len(response.body) > DOCUMENT_BYTES_MAX:
+            response = response._replace(status=304, body=b"")
+        self._keep(poll, response, -math.inf)
+
+    def _keep(self, poll: Poll, response: Response | None, at: float) -> None:
+        """Replace what is kept for this request, within the limits. None only removes it."""
+        if len(self._guests) > GUESTS_MAX:
+            self._guests.clear()
+        last = self._guests.setdefault(poll.vm, {})
+        last.pop(poll.request, None)
+        if response is not None:
+            last[poll.request] = response, at
+        if len(last) > REQUESTS_MAX:
+            del last[next(iter(last))]
 
     def find(self, poll: Poll, now: float) -> Response | None:
         """The document, or that it has not changed; None if it is unknown or too old."""
