@@ -136,7 +136,8 @@ class UnservedVms:
     def report(self, host: str, request: WorkRequest) -> None:
         """What the relay of a host has refused."""
         self.refusals[host] = request.refusals
-        reported = dict(self._name_guests(host, request.refused))
+        # A VM that is there by its id and by its address counts by its id, which comes first.
+        reported = dict(self._name_guests(host, request.refused[::-1]))
         if reported or host in self._reported:
             self._reported[host] = reported
             self._changed.set()

@@ -30,40 +30,54 @@ class ErrorRun(NamedTuple):
 
 
 class Refusals:
-    """`counts` grows for as long as the daemon runs."""
+    """`counts` grows for as long as the daemon runs.
+
+    VMs of the host are apart from addresses at which none is known, because a guest can make up as
+    many of these as it likes.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[RefusalReason] = Counter()
         self._now = now
-        self._runs: dict[str, ErrorRun] = {}
+        self._vms: dict[str, ErrorRun] = {}
+        self._addresses: dict[str, ErrorRun] = {}
 
-    def add(self, guest: str, reason: RefusalReason, *, is_poll: bool) -> None:
-        """A guest got an error. A request that is not a poll may be wrong in any way."""
+    def add(self, vm: str, reason: RefusalReason, *, is_poll: bool, address: str = "") -> None:
+        """A guest got an error. A request that is not a poll may be wrong in any way.
+
+        `vm` is the id of the VM, or empty if none is known at this address.
+        """
         if not is_poll and reason is RefusalReason.BAD_REQUEST:
             return
         self.counts[reason] += 1
+        guest, runs = (vm, self._vms) if vm else (address, self._addresses)
         if not is_poll or not guest:
             return
         now = self._now()
-        run = self._runs.pop(guest, None)
+        run = runs.pop(guest, None)
         first_at = run.first_at if run and now - run.last_at <= FORGET_SECONDS else now
-        if len(self._runs) >= GUESTS_MAX:
-            del self._runs[next(iter(self._runs))]  # whose last error is the oldest
-        self._runs[guest] = ErrorRun(first_at, now, reason)
+        if len(runs) >= GUESTS_MAX:
+            del runs[next(iter(runs))]  # whose last error is the oldest
+        runs[guest] = ErrorRun(first_at, now, reason)
 
-    def end(self, guest: str) -> None:
-        """A guest got its document."""
-        self._runs.pop(guest, None)
+    def end(self, vm: str) -> None:
+        """A VM got its document."""
+        self._vms.pop(vm, None)
 
     def lasting(self) -> list[RefusedGuest]:
-        """The guests that have got nothing but errors for some time, the longest time first."""
+        """The guests that have got nothing but errors for some time: VMs first, and of both kinds
+        the longest time first.
+        """
+        return [*self._lasting(self._vms), *self._lasting(self._addresses)][:REFUSED_GUESTS_MAX]
+
+    def _lasting(self, runs: dict[str, ErrorRun]) -> list[RefusedGuest]:
         now = self._now()
         lasting = [
             RefusedGuest(guest, run.reason, int(now - run.first_at))
-            for guest, run in self._runs.items()
+            for guest, run in runs.items()
             if run.last_at - run.first_at >= LASTING_SECONDS and now - run.last_at <= FORGET_SECONDS
         ]
-        return sorted(lasting, key=lambda each: -each.seconds)[:REFUSED_GUESTS_MAX]
+        return sorted(lasting, key=lambda each: -each.seconds)
 
 
 def reason_of(error: Error) -> RefusalReason:

@@ -113,8 +113,8 @@ class RelayConnection(Connection):
 
     def reject(self, error: Error) -> None:
         is_poll = bool(self.url) and self.parser.get_method() == b"GET" and is_document(self.url)
-        guest = self.address or self.peer.address
-        self.policy.refusals.add(guest, reason_of(error), is_poll=is_poll)
+        reason, address = reason_of(error), self.peer.address
+        self.policy.refusals.add(self.address, reason, is_poll=is_poll, address=address)
         super().reject(error)
 
     def send_response(self, response: Response) -> None:

@@ -203,6 +203,26 @@ def test_guest_that_asks_the_host_it_has_left_is_recognized_by_its_address() -> 
     run(test)
 
 
+def test_vm_that_a_host_names_twice_counts_by_its_id() -> None:
+    """Another guest of the host may use its address."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0", addresses=["10.0.0.7"]))
+        itself = {"guest": vm_id("web-0"), "reason": "no-server", "seconds": 60}
+        address = {"guest": "10.0.0.7", "reason": "not-a-vm", "seconds": 1}
+        for _ in range(4):
+            await daemon.work(refused=[itself, address])
+            await look(world, 5)
+
+        shown, _ = found(world)
+        assert shown is not None
+        assert shown.detail == (
+            "the daemon of host-a refuses its polls because no server answers that host"
+        )
+
+    run(test)
+
+
 async def move(world: World) -> Daemon:
     """`web-0` moves from host-a to host-b; the daemon that has it then."""
     old = await world.daemon("host-a", reported("web-0"))

@@ -24,7 +24,7 @@ class Clock:
 
 
 def refused(refusals: Refusals, clock: Clock, guest: str, seconds: float) -> None:
-    """The guest polls each second of this time, and gets an error each time."""
+    """The VM polls each second of this time, and gets an error each time."""
     for _ in range(int(seconds) + 1):
         refusals.add(guest, NO_SERVER, is_poll=True)
         clock.seconds += 1
@@ -160,13 +160,55 @@ def test_memory_and_request_have_limits() -> None:
     clock = Clock()
     refusals = Refusals(clock)
     for _ in range(2):
-        for number in range(2 * GUESTS_MAX):
-            refusals.add(f"10.0.0.{number}", RefusalReason.NOT_A_VM, is_poll=True)
+        add_addresses(refusals, 2 * GUESTS_MAX)
         clock.seconds += LASTING_SECONDS
     assert refusals.lasting() == [], "each was forgotten before it came again"
 
     for _ in range(2):
-        for number in range(GUESTS_MAX):
-            refusals.add(f"10.0.0.{number}", RefusalReason.NOT_A_VM, is_poll=True)
+        add_addresses(refusals, GUESTS_MAX)
         clock.seconds += LASTING_SECONDS
     assert len(refusals.lasting()) == REFUSED_GUESTS_MAX
+
+
+def add_addresses(refusals: Refusals, count: int) -> None:
+    """Polls from this many addresses at which no VM is known."""
+    for number in range(count):
+        address = f"10.0.0.{number}"
+        refusals.add("", RefusalReason.NOT_A_VM, is_poll=True, address=address)
+
+
+def test_made_up_addresses_do_not_hide_a_vm_that_gets_only_errors() -> None:
+    """They repeat, and have got errors for longer."""
+    clock = Clock()
+    refusals = Refusals(clock)
+    for _ in range(3):
+        add_addresses(refusals, REFUSED_GUESTS_MAX)
+        clock.seconds += LASTING_SECONDS
+    refused(refusals, clock, "id-1", LASTING_SECONDS)
+
+    lasting = refusals.lasting()
+
+    assert lasting[0] == RefusedGuest("id-1", NO_SERVER, int(LASTING_SECONDS) + 1)
+    assert lasting[1].guest == "10.0.0.0"
+    assert len(lasting) == REFUSED_GUESTS_MAX
+
+
+def test_made_up_addresses_do_not_make_the_relay_forget_a_vm() -> None:
+    clock = Clock()
+    refusals = Refusals(clock)
+    refusals.add("id-1", NO_SERVER, is_poll=True)
+    add_addresses(refusals, 2 * GUESTS_MAX)
+    clock.seconds += LASTING_SECONDS
+    refusals.add("id-1", NO_SERVER, is_poll=True)
+
+    assert [each.guest for each in refusals.lasting()] == ["id-1"]
+
+
+def test_client_that_is_no_vm_of_the_host_is_named_by_its_address() -> None:
+    with RelayWorld(RecordingServer(response())) as world:
+        world.ask(POLL, "127.0.0.99")
+        world.ahead_seconds += LASTING_SECONDS + 1
+        world.ask(POLL, "127.0.0.99")
+
+        (named,) = world.refusals.lasting()
+        assert (named.guest, named.reason) == ("127.0.0.99", "not-a-vm")
