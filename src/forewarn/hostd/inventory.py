@@ -80,11 +80,6 @@ class Inventory:
         self.listed_at = 0.0
 
     @property
-    def is_readable(self) -> bool:
-        """Whether the source has answered."""
-        return self.tried.is_set() and not self.problem
-
-    @property
     def is_stale(self) -> bool:
         """Whether the VMs were listed before the last `refresh`."""
         return self._listed != self._refreshes

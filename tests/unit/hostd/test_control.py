@@ -81,7 +81,7 @@ async def test_an_inventory_from_before_the_end_of_an_impact_is_not_sent() -> No
             daemon.inventory.report = Report(1, daemon.source.vms)  # not sent yet
             daemon.control._reported_at = -60
             daemon.platform.outcomes.put_nowait(ImpactResult())
-            await until(lambda: not daemon.inventory.is_readable)
+            await until(lambda: daemon.inventory.problem)
             assert daemon.inventory.is_stale
             daemon.source.problem = None
             daemon.source.list()

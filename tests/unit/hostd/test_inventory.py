@@ -98,14 +98,14 @@ async def test_the_last_vms_are_kept_while_they_cannot_be_listed(
     inventory = Inventory(made, 0.01, lambda: [(11, "vnet1")])
     with caplog.at_level(logging.INFO, "forewarn"):
         async with running_together(inventory.run()):
-            await until(lambda: inventory.is_readable)
+            await until(inventory.tried.is_set)
             made.problem = Unavailable("libvirt does not run")
-            await until(lambda: not inventory.is_readable)
+            await until(lambda: inventory.problem)
             made.woken.set()
             assert inventory.ids == {11: guid(1).lower()}
             made.problem = None
             made.woken.set()
-            await until(lambda: inventory.is_readable)
+            await until(lambda: not inventory.problem)
     assert caplog.messages == [
         "the VMs of this host are listed",
         "the VMs of this host cannot be listed",
@@ -119,7 +119,7 @@ async def test_the_command_runs_again_and_changes_are_noticed(tmp_path: Path) ->
     file.write_text("[]")
     inventory = Inventory(source("cat", str(file)), 0.01, lambda: [(12, "tap2"), (13, "tap3")])
     async with running_together(inventory.run()):
-        await until(lambda: inventory.is_readable)
+        await until(inventory.tried.is_set)
         changes, ports = list[Report](), list[dict[int, str]]()
         inventory.on_change = lambda: changes.append(inventory.report)
         inventory.on_ports = lambda: ports.append({**inventory.ids})
@@ -159,7 +159,7 @@ async def test_interface_name_used_again_is_not_the_old_vm() -> None:
     inventory = Inventory(made, 3600, interfaces)
     async with running_together(inventory.run()):
         made.answers.release()
-        await until(lambda: inventory.is_readable)
+        await until(inventory.tried.is_set)
         assert inventory.ids == {11: guid(1).lower()}
         interfaces.found = [(12, "vnet1")]
         assert inventory.ids.get(12) is None
@@ -173,7 +173,7 @@ async def test_interface_replaced_during_a_listing_is_not_the_listed_vms() -> No
         await made.is_asked.wait()
         interfaces.found = [(12, "vnet1")]
         made.answers.release()
-        await until(lambda: inventory.is_readable)
+        await until(inventory.tried.is_set)
         assert inventory.ids == {}
 
 
@@ -188,5 +188,5 @@ async def test_port_of_two_running_vms_is_neithers() -> None:
     found = [(index, f"tap{index}") for index in range(4)]
     inventory = Inventory(made, 3600, Interfaces(*found))
     async with running_together(inventory.run()):
-        await until(lambda: inventory.is_readable)
+        await until(inventory.tried.is_set)
     assert inventory.ids == {0: "", 1: guid(1).lower(), 2: guid(2).lower()}

@@ -32,7 +32,7 @@ async def listing(
     source = LibvirtSource(libvirts, "host-a", read_mounts)
     inventory = Inventory(source, every_seconds=3600)
     async with running_together(inventory.run()):
-        await until(lambda: inventory.is_readable)
+        await until(inventory.tried.is_set)
         yield inventory
 
 
@@ -155,7 +155,7 @@ async def test_a_restarted_libvirt_is_connected_again(tmp_path: Path) -> None:
     libvirts = LibvirtHosts(URIS, call_seconds_max=30, connect=connect)
     inventory = Inventory(LibvirtSource(libvirts, "host-a"), every_seconds=3600)
     async with running_together(inventory.run()):
-        await until(lambda: inventory.is_readable)
+        await until(inventory.tried.is_set)
         opened[0].lose()
         await until(lambda: len(opened) == 2 and opened[1].on_close)
         world.on("host-a").defineXML(domain_xml("web-1", 2))
