@@ -333,8 +333,12 @@ class EtcdStore(LeaseKeeper):
                 if not (response.events or response.created):
                     self._quiet = (after, response.header.revision)
                 if events and not response.fragment:
-                    after = events[-1].kv.mod_revision
-                    records, events = self._changed(events), []
+                    revision, records = events[-1].kv.mod_revision, self._changed(events)
+                    events = []
+                    if not records:  # Forewarn did not write these keys
+                        self._quiet = (after, revision)
+                        continue
+                    after = revision
                     yield Snapshot(after, records)
             if not self._client.is_closed:
                 raise _Cut("etcd has ended the stream")
