@@ -18,6 +18,8 @@ from forewarn.core.fleet import Scope, Vm
 from forewarn.engine.engine import Engine
 from forewarn.engine.lease import lease_key
 from forewarn.engine.record import RecordCodec
+from forewarn.engine.transaction import Transaction
+from forewarn.errors import Refused
 from forewarn.platform.remote import UnservedBridge
 
 HOST_KEY = "hostd/{}/"
@@ -111,6 +113,21 @@ def unless_fenced(record: ManagedHost | None) -> ManagedHost | None:
     return record if is_left else unless_forgotten(record)
 
 
+def is_left_running(record: ManagedHost | None) -> bool:
+    """Whether a host was forgotten, and VMs may run there."""
+    return unless_forgotten(record) is None and unless_fenced(record) is not None
+
+
+def refuse_left_running(host: str, transaction: Transaction) -> None:
+    """Refuse to start VMs that may run where the daemon was forgotten. The commit compares that."""
+    if is_left_running(transaction.get(HOST_KEY.format(host))):
+        raise Refused(
+            f"VMs may run on {host}, which was forgotten and left running; expected"
+            f" `forewarn host forget {host} --fenced` first, when they are off",
+            host=host,
+        )
+
+
 def is_served(record: ManagedHost, get: Callable[[str], object | None]) -> bool:
     """Whether the server of the record is alive, by the leases that `get` reads.
 
@@ -174,7 +191,7 @@ class ManagedHosts:
 
     def is_left_running(self, host: str) -> bool:
         """Whether it was forgotten, and VMs may run there."""
-        return self.find(host) is None and self.may_run_vms(host)
+        return is_left_running(self.find_record(host))
 
     def why_not_moved(self, host: str) -> str:
         """Why VMs of this host are moved to no other one; empty if they may be.

@@ -15,6 +15,7 @@ from forewarn.core.scheduling import event_ids_of
 from forewarn.engine.engine import Engine
 from forewarn.engine.fleet_apply import Difference as Difference
 from forewarn.engine.fleet_apply import FleetApplier
+from forewarn.engine.transaction import Transaction
 from forewarn.errors import (
     AlreadyPending,
     EventEnded,
@@ -23,6 +24,8 @@ from forewarn.errors import (
     UnknownEvent,
     UnknownScope,
 )
+
+Check = Callable[[Transaction], None]
 
 
 class ScopedEvent(NamedTuple):
@@ -125,8 +128,10 @@ class Operations(FleetApplier):
             ask.Degrade(host=host, operation_id=self._make_id(), not_before=not_before), by
         )
 
-    async def fail(self, host: str, *, by: str) -> list[ScopedEvent]:
-        return await self._on_host(ask.Fail(host=host, operation_id=self._make_id()), by)
+    async def fail(self, host: str, *, by: str, check: Check | None = None) -> list[ScopedEvent]:
+        """Restart the VMs of a host now. `check` may refuse that, for each scope: see `submit`."""
+        command = ask.Fail(host=host, operation_id=self._make_id())
+        return await self._on_host(command, by, check)
 
     async def approve(self, *event_ids: str, by: str, vm: str = "") -> ScopedEvent:
         """Approve as an operator, which is enough; or as `vm`, which counts by the policy.
@@ -187,7 +192,9 @@ class Operations(FleetApplier):
                 )
         raise UnknownEvent(f"there is no event {event_id!r}", event=event_id)
 
-    async def _on_host(self, command: ask.HostOperation, by: str) -> list[ScopedEvent]:
+    async def _on_host(
+        self, command: ask.HostOperation, by: str, check: Check | None = None
+    ) -> list[ScopedEvent]:
         """The events of this operation. Scopes with such events of another operation are skipped.
 
         So an operation that was half done, because the store failed or a VM arrived later, is
@@ -202,7 +209,7 @@ class Operations(FleetApplier):
             lambda: self._engine.board.scopes_on(command.host)
         ):
             try:
-                outcome = await self._engine.submit(published.scope.name, command, by)
+                outcome = await self._engine.submit(published.scope.name, command, by, check=check)
             except AlreadyPending as refusal:
                 refusals.append(refusal)
                 continue

@@ -1,10 +1,13 @@
 """Hosts that were forgotten: one that was left running may run what no other host reports."""
 
+import asyncio
+
 import pytest
 
 from forewarn.engine.host_sessions import MERGE_AFTER
 from tests.unit.engine.hostd_world import SECOND, Daemon, World, reported, run, vm_id
 from tests.unit.engine.test_duplicates import forget, hosts_of, report_for, root, two_copies
+from tests.unit.engine.test_host_sessions import start_slow_server, stop
 
 STILL_RUNNING, FENCED = "?still_running=true", "?fenced=true"
 OFF = reported("web-0", power="stopped")
@@ -70,6 +73,47 @@ def test_host_that_was_left_running_fails_only_after_it_is_fenced() -> None:
         assert (await forget(world, "host-a", FENCED)).status_code == 200
         response = await client.post("/api/v1/hosts/host-a/fail", headers=root(world))
         assert response.status_code == 202
+
+    run(test)
+
+
+def test_host_that_is_left_running_meanwhile_at_another_server_does_not_fail() -> None:
+    """The commit compares it: the platform of a server would start VMs that may run there."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        await world.pass_time(20 * SECOND)
+        forgetting, forgetting_store = await start_slow_server(world, "server-3")
+        failing, failing_store = await start_slow_server(world, "server-4")
+        url = "/api/v1/hosts/host-a"
+        forgotten = forgetting_store.hold_next("hostd/host-a/")
+        call = forgetting.client.delete(f"{url}/daemon{STILL_RUNNING}", headers=root(world))
+        forget_ = asyncio.create_task(call)
+        await world.settle()
+        failed = failing_store.hold_next("scope/web-0/")
+        fail = asyncio.create_task(failing.client.post(f"{url}/fail", headers=root(world)))
+        await world.settle()
+        forgotten.set()
+        assert (await forget_).status_code == 200
+        failed.set()
+
+        response = await fail
+        assert response.status_code == 409
+        assert "`forewarn host forget host-a --fenced` first" in response.json()["message"]
+        assert not world.servers[0].scope("web-0").impacts
+        await stop(forgetting, failing)
+
+    run(test)
+
+
+def test_host_without_vms_that_was_left_running_does_not_fail() -> None:
+    async def test(world: World) -> None:
+        await world.daemon("host-a")
+        await world.pass_time(20 * SECOND)
+        assert (await forget(world, "host-a", STILL_RUNNING)).status_code == 200
+        client = world.servers[1].client
+        response = await client.post("/api/v1/hosts/host-a/fail", headers=root(world))
+        assert response.status_code == 409
 
     run(test)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from litestar.status_codes import HTTP_200_OK, HTTP_202_ACCEPTED
 from forewarn import errors
 from forewarn.core.event import Cause, EventType, is_move
 from forewarn.core.fleet import Power
+from forewarn.engine.managed_hosts import HOST_KEY, refuse_left_running
 from forewarn.web.control import lists, views
 from forewarn.web.control.dependencies import Call, Name, Names, Page, split_names, to_utc
 from forewarn.web.control.pagination import render_list
@@ -176,14 +178,7 @@ class HostController(Controller):
 
         Refused for a host that was forgotten and left running: its VMs may run there.
         """
-        if call.service.hosts.managed.is_left_running(host):
-            await call.service.engine.catch_up()
-        if call.service.hosts.managed.is_left_running(host):
-            raise errors.Refused(
-                f"VMs may run on {host}, which was forgotten and left running; expected"
-                f" `forewarn host forget {host} --fenced` first, when they are off",
-                host=host,
-            )
-        return views.host_events(
-            call.problems, await call.service.operations.fail(host, by=call.by)
-        )
+        check = partial(refuse_left_running, host)
+        await call.service.engine.update([HOST_KEY.format(host)], check, by=call.by)
+        placed = await call.service.operations.fail(host, by=call.by, check=check)
+        return views.host_events(call.problems, placed)
