@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from forewarn.core.change import Change, ChangeKind
 from forewarn.core.command import Abandon, SetPower
 from forewarn.core.fleet import Power
-from forewarn.engine.duplicates import DuplicateVms
+from forewarn.engine.duplicates import HOSTS_COMPARED_MAX, DuplicateVms
 from forewarn.engine.engine import Engine
 from forewarn.engine.host_contact import HostContacts
 from forewarn.engine.managed_hosts import (
@@ -31,9 +31,12 @@ from forewarn.engine.managed_hosts import (
 from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Refused, Unavailable, UnknownHost
+from forewarn.store.base import WRITES_MAX
 
-SCOPES_COMPARED_MAX = 100
-"""How many scopes of a host the commit compares that forgets it."""
+SCOPES_COMPARED_MAX = WRITES_MAX - HOSTS_COMPARED_MAX - 2
+"""How many scopes of a host the commit compares that forgets it. It also compares the hosts that
+run duplicates of its VMs, its own record, and the lease of its server.
+"""
 IMPACTS_NAMED_MAX = 5
 WAS_FORGOTTEN = "was forgotten: nothing can tell whether this was carried out"
 

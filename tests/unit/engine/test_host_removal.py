@@ -3,9 +3,12 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from forewarn.engine.host_sessions import MERGE_AFTER
-from tests.unit.engine.hostd_world import SECOND, Daemon, World, reported, run, vm_id
+from forewarn.engine.managed_hosts import HOST_KEY, HostedVm, ManagedHost
+from forewarn.engine.transaction import Transaction
+from tests.unit.engine.hostd_world import GIB, NOON, SECOND, Daemon, World, reported, run, vm_id
 from tests.unit.engine.test_duplicates import forget, hosts_of, report_for, root, two_copies
 from tests.unit.engine.test_host_sessions import start_slow_server, stop
 
@@ -303,6 +306,34 @@ def test_vm_of_a_fenced_host_with_a_copy_on_one_that_was_left_running_is_not_sta
         await forget(world, "host-b", FENCED)
         await world.pass_time(2 * SECOND)
         assert [vm for server in world.servers for vm in server.local.asked] == ["web-0"]
+
+    run(test)
+
+
+def test_host_with_many_scopes_and_duplicates_on_many_hosts_is_forgotten() -> None:
+    """A commit compares a limited number of records."""
+
+    async def test(world: World) -> None:
+        names = [f"vm-{number:03}" for number in range(120)]
+        await world.daemon("host-a", *map(reported, names))
+        await world.pass_time(20 * SECOND)
+        server = world.servers[0]
+
+        def put_duplicates(t: Transaction) -> None:
+            copies = {vm_id(name): HostedVm(GIB, is_running=True, is_double=True) for name in names}
+            known = t.get(HOST_KEY.format("host-a"))
+            assert known is not None
+            t.put(HOST_KEY.format("host-a"), replace(known, vms=copies))
+            for name in names[:60]:
+                other = ManagedHost(f"other-{name}", "s1", "", NOON)
+                vms = {vm_id(name): copies[vm_id(name)]}
+                t.put(HOST_KEY.format(other.host), replace(other, vms=vms))
+
+        await server.engine.update([HOST_KEY.format("host-a")], put_duplicates, by="test")
+        assert server.hosts.duplicates.count() == 60
+        response = await forget(world, "host-a", FENCED)
+        assert response.status_code == 200, response.json()
+        assert server.hosts.duplicates.count() == 0
 
     run(test)
 
