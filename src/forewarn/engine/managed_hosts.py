@@ -144,6 +144,7 @@ class ManagedHosts:
         self._engine = engine
         self._reported_by: dict[str, tuple[str, ...]] = {}
         self._served_by: defaultdict[str, set[str]] = defaultdict(set)  # hosts by server
+        self._unable: set[str] = set()  # hosts that no server can act on, also if one serves them
         self._unreported: set[str] = set()
         self._refused_by: defaultdict[str, set[str]] = defaultdict(set)  # hosts by the id of a VM
         engine.register("hostd", MANAGED_HOST)
@@ -163,6 +164,8 @@ class ManagedHosts:
                 del self._served_by[before.server]
         if after is not None:
             self._served_by[after.server].add(host)
+        is_unable = after is not None and bool(after.problem or after.rivals)
+        (self._unable.add if is_unable else self._unable.discard)(host)
         old, new = before.vms if before else {}, after.vms if after else {}
         for vm_id in old.keys() - new.keys():
             others = tuple(each for each in self._reported_by.pop(vm_id) if each != host)
@@ -246,7 +249,13 @@ class ManagedHosts:
         return f"its daemon has been away since {record.since:%Y-%m-%dT%H:%M:%SZ}"
 
     def count_unreachable(self) -> int:
-        return len(self._all()) - len(self.connected())
+        """Does not walk all hosts: `/metrics` reads it."""
+        away = sum(len(hosts) for server, hosts in self._served_by.items() if self._is_lost(server))
+        return away + sum(map(self.has_contact, self._unable))
+
+    def _is_lost(self, server: str) -> bool:
+        """Whether a server in the records has no lease; empty stands for none."""
+        return not server or self._engine.records.get(lease_key(server)).value is None
 
     def connected(self) -> list[ManagedHost]:
         return [record for record in self._all() if not self.is_unreachable(record.host)]
@@ -334,9 +343,9 @@ class ManagedHosts:
         server is lost says when it was connected, which is earlier. While several machines with one
         id are refused, the last report may be that of a clone, which does not run the VMs.
         """
-        hosts, records = set(self._unreported), self._engine.records
+        hosts = set(self._unreported)
         for server, served in self._served_by.items():
-            if not server or records.get(lease_key(server)).value is None:
+            if self._is_lost(server):
                 hosts |= served
         if time is None:
             return hosts

@@ -52,7 +52,12 @@ def make_metrics_route(service: Service, metadata: Metadata, polls: Polls) -> HT
 
 
 class ServiceCollector(Collector):
-    """Reads the counts of all parts. The work of a scrape does not grow with the fleet."""
+    """Reads the counts of all parts.
+
+    A scrape does not walk the fleet. Its work grows with what it shows one by one: `relay_refused`
+    has values for each host that is connected here. It also grows with the number of problems, such
+    as unserved VMs.
+    """
 
     def __init__(self, service: Service, metadata: Metadata, polls: Polls) -> None:
         self._service = service

@@ -13,13 +13,16 @@ from forewarn.core.change import ChangeKind
 from forewarn.core.command import Approve, Cancel, Claim, Finish, Seen, Tick
 from forewarn.core.event import EventType
 from forewarn.engine.engine import Engine
+from forewarn.engine.managed_hosts import HOST_KEY, MANAGED_HOST, ManagedHost
 from forewarn.errors import StoreLost
 from forewarn.platform.remote import RefusalReason, WorkRequest
-from forewarn.web.control.routes.metrics import make_metrics_route
+from forewarn.store.base import Record
+from forewarn.web.control.routes.metrics import ServiceCollector, make_metrics_route
 from forewarn.web.http.admission import Limits
 from forewarn.web.metadata.fast_path import Polls
-from tests.builders import MINUTE, SECOND, vm
+from tests.builders import MINUTE, NOON, SECOND, vm
 from tests.unit.web.guest import BY_ADDRESS, EVENT_ID, EVENTS, TRUE, Guest, run
+from tests.work_count import work_of
 
 Numbers = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -213,6 +216,30 @@ def test_guests_that_a_relay_refused_are_counted_by_host_and_reason() -> None:
 
         assert number(numbers, name, host="host-a", reason="not-a-vm") == 12
         assert number(numbers, name, host="host-a", reason="in-doubt") == 3
+
+    run(telling)
+
+
+def test_work_of_a_scrape_does_not_grow_with_the_hosts() -> None:
+    """Prometheus scrapes each server every few seconds, and polls wait for it."""
+
+    async def telling(guest: Guest) -> None:
+        polls = Polls(guest.engine, BY_ADDRESS, Limits())
+        collector = ServiceCollector(guest.service, guest.application, polls)
+
+        async def scrape() -> None:
+            for _ in collector.collect():
+                pass
+
+        async def work_with(hosts: int) -> int:
+            for number in range(hosts):
+                record = ManagedHost(f"host-{number}", "s1", "", NOON)
+                content = MANAGED_HOST.encode(record)
+                guest.engine.learn(Record(HOST_KEY.format(record.host), content, 100))
+            return await work_of(scrape())
+
+        few = await work_with(10)
+        assert await work_with(1000) < 1.2 * few
 
     run(telling)
 
