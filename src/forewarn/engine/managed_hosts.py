@@ -94,11 +94,6 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     unreported_since: Time | None = None
     reported_at: Time | None = None
 
-    def free_bytes(self, but: str) -> int:
-        """Its memory without that of its running VMs, but for the one with this id."""
-        running = (vm for vm_id, vm in self.vms.items() if vm.is_running and vm_id != but)
-        return self.memory_bytes - sum(vm.memory_bytes for vm in running)
-
 
 MANAGED_HOST = RecordCodec("host", ManagedHost)
 
@@ -144,6 +139,7 @@ class ManagedHosts:
         self._engine = engine
         self._reported_by: dict[str, tuple[str, ...]] = {}
         self._served_by: defaultdict[str, set[str]] = defaultdict(set)  # hosts by server
+        self._free_bytes: dict[str, int] = {}  # by host, without what its running VMs use
         self._unable: set[str] = set()  # hosts that no server can act on, also if one serves them
         self._unreported: set[str] = set()
         self._refused_by: defaultdict[str, set[str]] = defaultdict(set)  # hosts by the id of a VM
@@ -159,11 +155,14 @@ class ManagedHosts:
         self._engine.board.declare_hosts(*shown)
         before, after = unless_forgotten(before), unless_forgotten(after)
         if before is not None:
+            del self._free_bytes[host]
             self._served_by[before.server].discard(host)
             if not self._served_by[before.server]:
                 del self._served_by[before.server]
         if after is not None:
             self._served_by[after.server].add(host)
+            used = sum(vm.memory_bytes for vm in after.vms.values() if vm.is_running)
+            self._free_bytes[host] = after.memory_bytes - used
         is_unable = after is not None and bool(after.problem or after.rivals)
         (self._unable.add if is_unable else self._unable.discard)(host)
         old, new = before.vms if before else {}, after.vms if after else {}
@@ -262,6 +261,16 @@ class ManagedHosts:
 
     def _all(self) -> list[ManagedHost]:
         return [record for _, record in self._engine.records.values("hostd") if record.session]
+
+    def free_bytes(self, host: str, but: str) -> int:
+        """Its memory without that of its running VMs, but for the one with this id.
+
+        Does not walk its VMs: each choice of a target reads this of all hosts.
+        """
+        record = self.find(host)
+        vm = record.vms.get(but) if record else None
+        own_bytes = vm.memory_bytes if vm and vm.is_running else 0
+        return self._free_bytes[host] + own_bytes if record else 0
 
     def memory_of(self, vm: Vm) -> int:
         """The memory of a VM as its host has reported it; 0 if that is unknown."""

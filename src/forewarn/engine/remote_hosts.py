@@ -137,6 +137,8 @@ class RemoteHosts:
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
         """Let the daemon of the VM's host carry it out; HostUnreachable if it is lost meanwhile."""
+        if request.moves:
+            await self._targets.take_turn()
         host = self._host_of(request)
         if self.managed.find(host) is None:
             assert self.local is not None

@@ -612,9 +612,7 @@ def test_fleet_that_is_applied_without_the_vms_of_a_daemon_gets_them_back() -> N
 def test_free_memory_is_that_of_the_vms_that_run() -> None:
     async def test(world: World) -> None:
         await world.daemon("host-a", reported("web-0"), reported("off", power="stopped"))
-        record = world.servers[1].hosts.managed.find("host-a")
-        assert record is not None
-        assert record.free_bytes(but="") == 63 * GIB
+        assert world.servers[1].hosts.managed.free_bytes("host-a", but="") == 63 * GIB
 
     run(test)
 
