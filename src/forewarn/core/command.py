@@ -13,11 +13,15 @@ from forewarn.core.fleet import Policy, Power, ScopeKind, Vm
 
 
 class _VmOperation(msgspec.Struct, frozen=True, kw_only=True):
-    """`not_before` may give more notice than the type requires, never less."""
+    """`not_before` may give more notice than the type requires, never less.
+
+    `away_since`: the daemon of its host is away since then, so the VM cannot poll. None if it can.
+    """
 
     vm: str
     event_id: str
     not_before: datetime | None = None
+    away_since: datetime | None = None
 
 
 class Restart(_VmOperation, frozen=True):

@@ -71,7 +71,8 @@ def operate(draft: Draft, command: commands.UserOperation) -> None:
         notice = None if notice is None else notice / draft.timing.rate
     vm = find_vm(draft, command.vm)
     refuse_second(draft, vm.name, type_, Source.USER)
-    draft.no_event = why_no_event(draft, vm, notice) if command.not_before is None else None
+    if command.not_before is None:
+        draft.no_event = why_no_event(draft, vm, notice, command.away_since)
     if draft.no_event is not None:
         draft.start_silently(command.event_id, vm.name, type_, cause)
         return
@@ -82,12 +83,17 @@ def operate(draft: Draft, command: commands.UserOperation) -> None:
         draft.approve([event], "policy")
 
 
-def why_no_event(draft: Draft, vm: Vm, notice: timedelta | None) -> NoEvent | None:
-    """Why an operation on this VM runs at once; None if it is announced."""
+def why_no_event(
+    draft: Draft, vm: Vm, notice: timedelta | None, away_since: datetime | None = None
+) -> NoEvent | None:
+    """Why an operation on this VM runs at once; None if it is announced.
+
+    A VM that polled until its host was away will poll again when the host is back.
+    """
     scope = draft.scope.name
     if vm.power.is_off:
         return NoEvent(NoEventCode.VM_DOWN, f"{vm.name} is {vm.power}")
-    if not is_enabled(draft.scope, draft.now, draft.timing):
+    if not is_enabled(draft.scope, min(draft.now, away_since or draft.now), draft.timing):
         limit = format_duration(draft.timing.enabled_for)
         return NoEvent(NoEventCode.NOT_POLLED, f"no VM of {scope} has polled in the last {limit}")
     if notice is None:

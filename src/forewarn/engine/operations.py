@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 from forewarn.core import command as ask
 from forewarn.core.event import Cause, EndReason, Event, EventType, NoEvent, ended_before
-from forewarn.core.fleet import Scope
+from forewarn.core.fleet import Scope, Vm
+from forewarn.core.machine import Outcome
 from forewarn.core.scheduling import event_ids_of
+from forewarn.engine.board import PublishedScope
 from forewarn.engine.engine import Engine
 from forewarn.engine.fleet_apply import Difference as Difference
 from forewarn.engine.fleet_apply import FleetApplier
@@ -50,11 +52,20 @@ def _make_operation(
 
 
 class Operations(FleetApplier):
-    """Everything that the control API can do. `make_id` returns a new GUID each time."""
+    """Everything that the control API can do.
 
-    def __init__(self, engine: Engine, make_id: Callable[[], str]) -> None:
+    `make_id` returns a new GUID each time, `away_since` since when the daemon of a host is away.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        make_id: Callable[[], str],
+        away_since: Callable[[str], datetime | None] = lambda host: None,
+    ) -> None:
         super().__init__(engine)
         self._make_id = make_id
+        self._away_since = away_since
 
     def new_id(self) -> str:
         """A new id, or that of the request that is being retried."""
@@ -75,16 +86,20 @@ class Operations(FleetApplier):
         self, kind: type[ask.Operation], vm: str, *, by: str, not_before: datetime | None = None
     ) -> ScopedEvent | NoEvent:
         """Announce an operation on a VM. The reason, if it runs now or has ended already."""
-        engine = self._engine
-        command = kind(vm=vm, event_id=self._make_id(), not_before=not_before)
-        published, _ = await engine.look_up(lambda: engine.board.find_vm(vm))
+        engine, event_id = self._engine, self._make_id()
+
+        async def submit(published: PublishedScope, found: Vm) -> Outcome:
+            away_since = self._away_since(found.host)
+            command = kind(vm=vm, event_id=event_id, not_before=not_before, away_since=away_since)
+            return await engine.submit(published.scope.name, command, by)
+
+        placed = await engine.look_up(lambda: engine.board.find_vm(vm))
         try:
-            outcome = await engine.submit(published.scope.name, command, by)
+            outcome = await submit(*placed)
         except NotFound:  # another server may have moved the VM just now
             await engine.catch_up()
-            published, _ = engine.board.find_vm(vm)
-            outcome = await engine.submit(published.scope.name, command, by)
-        event = outcome.scope.event(command.event_id)
+            outcome = await submit(*engine.board.find_vm(vm))
+        event = outcome.scope.event(event_id)
         if event is not None:
             return ScopedEvent(outcome.scope, event)
         return outcome.no_event or ended_before(f"this operation on {vm} was requested")

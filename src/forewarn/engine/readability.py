@@ -189,7 +189,7 @@ class Readability:
         is_due = event.status is Status.SCHEDULED and event.not_before <= due_until
         if not is_due or not event.notice:
             return True
-        if not is_enabled(scope, event.created_at, timing):
+        if not is_enabled(scope, hosts.judged_at(event), timing):
             return True
         gap_min = timing.gap_min_of(event.type)
         return all(
@@ -233,13 +233,14 @@ class Readability:
     def _unread(self, scope: Scope, event: Event, hosts: "_PollingHosts") -> Unread:
         """A scope that is not polled, and a VM that does not poll on a host, delay nothing.
 
-        Whether they poll is judged at the announcement: while a host is away, its VMs cannot.
+        Whether they poll is judged at the announcement, or before if their host is away since: then
+        they cannot. An event that could not be read was one for VMs that poll.
         """
         timing, now = self._engine.timing, self._engine.decision_time()
-        if not is_enabled(scope, event.created_at, timing):
+        opened, away = event.unreadable_since, list[datetime]()
+        if not opened and not is_enabled(scope, hosts.judged_at(event), timing):
             return Unread(event.id)
         gaps = [gap for gap in self._shown.gaps if gap.until > event.created_at]
-        opened, away = event.unreadable_since, list[datetime]()
         for host in hosts.find(event):
             gaps += self._hosts.gaps_of(host)
             away_since = self._hosts.away_since(host)
@@ -272,6 +273,7 @@ class _PollingHosts:
 
     def __init__(self, scope: Scope, contacts: HostContacts, engine: Engine) -> None:
         self._scope = scope
+        self._contacts = contacts
         self._engine = engine
         self._hosts = {vm.name: vm.host for vm in scope.vms}
         self._away = {
@@ -290,11 +292,30 @@ class _PollingHosts:
 
     def find_away(self, event: Event) -> set[str]:
         """Those of all VMs in Resources, whether they poll or not."""
-        return {self._hosts[name] for name in event.resources if name in self._hosts} & self._away
+        return set(self._hosts_of(event).values()) & self._away
 
     def find_all(self, event: Event) -> set[str]:
         """As `find`, whether they were away or not."""
         timing = self._engine.timing
-        oldest = (event.created_at - timing.enabled_for - timing.seen_interval).timestamp()
-        polling = (name for name in event.resources if self._polled.get(name, 0) > oldest)
-        return {self._hosts[name] for name in polling if name in self._hosts}
+        polls_for = timing.enabled_for + timing.seen_interval
+        return {
+            host
+            for name, host in self._hosts_of(event).items()
+            if self._polled.get(name, 0) > (self._last_chance(host, event) - polls_for).timestamp()
+        }
+
+    def judged_at(self, event: Event) -> datetime:
+        """When the first VM in Resources could last poll at the announcement of an event."""
+        hosts = self.find_away(event)
+        return min((self._last_chance(host, event) for host in hosts), default=event.created_at)
+
+    def _hosts_of(self, event: Event) -> dict[str, str]:
+        """By VM."""
+        return {name: self._hosts[name] for name in event.resources if name in self._hosts}
+
+    def _last_chance(self, host: str, event: Event) -> datetime:
+        """When the VMs of a host could last poll at the announcement of an event: before it if the
+        host has been away since.
+        """
+        away_since = self._contacts.away_since(host) if host in self._away else None
+        return min(event.created_at, away_since or event.created_at)

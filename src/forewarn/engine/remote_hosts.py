@@ -51,9 +51,15 @@ class RemoteHosts:
     targets of a move. `on_change` is called with VMs whose impacts this server may run now.
     """
 
-    def __init__(self, engine: Engine, operations: Operations) -> None:
-        self.managed = ManagedHosts(engine)
-        self.contacts = HostContacts(engine, self.managed)
+    def __init__(
+        self,
+        engine: Engine,
+        operations: Operations,
+        managed: ManagedHosts,
+        contacts: HostContacts,
+    ) -> None:
+        self.managed = managed
+        self.contacts = contacts
         self.duplicates = DuplicateVms(engine, self.managed)
         self.removal = HostRemoval(engine, self.managed, self.contacts, self.duplicates)
         self.unserved = UnservedVms(engine)

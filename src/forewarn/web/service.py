@@ -9,6 +9,8 @@ from forewarn.campaign.service import Campaigns
 from forewarn.core.timing import Timing
 from forewarn.engine.clock import Clock
 from forewarn.engine.engine import Engine
+from forewarn.engine.host_contact import HostContacts
+from forewarn.engine.managed_hosts import ManagedHosts
 from forewarn.engine.operations import Operations
 from forewarn.engine.remote_hosts import RemoteHosts
 from forewarn.engine.turns import Turns
@@ -47,8 +49,10 @@ def build_service(
     feed = HistoryFeed(store)
     engine.subscribe(lambda entries: feed.notify())
     register_records(engine)
-    operations = Operations(engine, make_id)
-    hosts = RemoteHosts(engine, operations)
+    managed = ManagedHosts(engine)
+    contacts = HostContacts(engine, managed)
+    operations = Operations(engine, make_id, contacts.away_since)
+    hosts = RemoteHosts(engine, operations, managed, contacts)
     campaigns = Campaigns(engine, hosts.managed.is_unreachable)
     hosts.avoid = campaigns.host_priorities
     tokens = Tokens(engine)

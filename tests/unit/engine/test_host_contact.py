@@ -860,6 +860,100 @@ def test_vm_that_cannot_poll_for_a_day_keeps_its_notice() -> None:
     run(test)
 
 
+async def cut_off_for_a_day(world: World) -> Daemon:
+    """The daemon of host-a, which is away since 26 hours. Its VM polled until then."""
+    daemon = await world.daemon("host-a", reported("a"))
+    await polled(world, "a")
+    await world.pass_time(30 * SECOND, daemon)
+    for _ in range(26):
+        await world.clock.advance(60 * MINUTE)
+    await world.settle()
+    return daemon
+
+
+async def assert_has_its_notice_after(world: World, daemon: Daemon) -> None:
+    """The daemon is back now, and the VM has 15 minutes from now on to read its event."""
+    await daemon.work(inventory=daemon.inventory)
+    await world.settle()
+    assert event_of(world, "a").unreadable_since is None
+    await world.pass_time(15 * MINUTE - SECOND, daemon)
+    assert event_of(world, "a").status == "Scheduled"
+    await world.pass_time(4 * SECOND, daemon)
+    assert event_of(world, "a").status == "Started"
+
+
+def test_restart_that_is_requested_after_a_day_without_the_host_is_announced() -> None:
+    """Its VM has not polled for a day because it could not: it is not one that never polls."""
+
+    async def test(world: World) -> None:
+        daemon = await cut_off_for_a_day(world)
+        assert await world.servers[0].operations.restart("a", by="ann")
+        await world.pass_time(20 * MINUTE)
+        await assert_has_its_notice_after(world, daemon)
+
+    run(test)
+
+
+def test_maintenance_that_is_announced_after_a_day_without_the_host_waits_for_it() -> None:
+    async def test(world: World) -> None:
+        daemon = await cut_off_for_a_day(world)
+        assert await world.servers[0].operations.maintain("host-a", type=REBOOT, by="ann")
+        await world.pass_time(20 * MINUTE)
+        await assert_has_its_notice_after(world, daemon)
+
+    run(test)
+
+
+def test_vm_of_a_polled_scope_gets_its_notice_after_a_day_without_its_host() -> None:
+    """The other VM of the scope polls all the time; this one polled until its host was away."""
+
+    async def test(world: World) -> None:
+        first = await world.daemon("host-a", web("a", 0))
+        second = await world.daemon("host-b", web("b", 1))
+        polls = world.servers[0].board.polled
+        polls.update(dict.fromkeys("ab", NOON.timestamp()))
+        await polled(world, "web")
+        await world.pass_time(30 * SECOND, first, second)
+        for _ in range(26):
+            await world.clock.advance(60 * MINUTE)
+        polls["b"] = world.clock.now().timestamp()
+        await polled(world, "web")
+        await second.work()
+        assert await world.servers[0].operations.restart("a", by="ann")
+        await world.pass_time(20 * MINUTE, second)
+        assert event_of(world, "a").status == "Scheduled"
+        await world.pass_time(10 * SECOND, first, second)
+        left = event_of(world, "a").not_before - world.clock.now()
+        assert 14 * MINUTE <= left <= 15 * MINUTE
+
+    run(test)
+
+
+def test_vm_that_never_polled_is_restarted_at_once_although_its_host_is_away() -> None:
+    """Nobody would read its event when the host is back."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("a"))
+        await world.pass_time(MINUTE)
+        assert await world.servers[0].operations.restart("a", by="ann") is None
+
+    run(test)
+
+
+def test_vm_of_a_host_that_was_forgotten_is_restarted_at_once_if_it_does_not_poll() -> None:
+    """It asks the servers since then."""
+
+    async def test(world: World) -> None:
+        await cut_off_for_a_day(world)
+        headers = {"authorization": f"Bearer fw_root_{world.secret}"}
+        url = "/api/v1/hosts/host-a/daemon?still_running=true"
+        response = await world.servers[0].client.delete(url, headers=headers)
+        assert response.status_code == 200, response.text
+        assert await world.servers[0].operations.restart("a", by="ann") is None
+
+    run(test)
+
+
 def test_looking_for_gaps_reads_no_polls_while_no_host_was_away() -> None:
     """It is done at every change of a scope, which may have 1,000 VMs and 100 events."""
 
