@@ -10,7 +10,6 @@ from forewarn.core.event import Cause, Event, EventType, Impact, ImpactState, So
 from forewarn.core.fleet import Approval, AutoApprove, Power, Scope
 from forewarn.core.lifecycle import is_enabled
 from forewarn.core.machine import due_impacts
-from forewarn.core.readability import GAPS_MAX
 from forewarn.core.timing import Timing
 from forewarn.wire.document import body
 from forewarn.wire.versions import VERSIONS
@@ -89,9 +88,9 @@ def check_step(before: Scope, after: Scope, now: datetime) -> None:
 
 def _check_correction(was: Event, event: Event) -> None:
     """A gap moves NotBefore by its length, once. An operator may postpone it further."""
-    if event.gaps == was.gaps or event.is_timed or len(event.gaps) == GAPS_MAX:
+    if event.gaps == was.gaps or event.is_timed:
         return
-    missed = sum((gap.until - gap.since for gap in event.gaps), timedelta(0))
+    missed = sum((gap.until - gap.since for gap in event.gaps), event.unread_total)
     latest = max(was.not_before, event.created_at + event.notice + missed)
     must(event.not_before <= latest + timedelta(seconds=1), "each gap is made up once", was, event)
 
@@ -277,15 +276,16 @@ def has_had_notice(event: Event, now: datetime | None) -> bool:
 
 def readable_seconds(event: Event, until: datetime) -> float:
     """For how long an event could be read, by the gaps that it has. Deliberately independent of
-    the machine: it sweeps over the edges of all gaps.
+    the machine: it sweeps over the edges of all gaps. The oldest of many gaps are only a total.
     """
     times = {event.created_at, until, *(time for gap in event.gaps for time in gap)}
     edges = sorted(time for time in times if event.created_at <= time <= until)
-    return sum(
+    readable = sum(
         (after - before).total_seconds()
         for before, after in pairwise(edges)
         if not any(gap.since <= before < gap.until for gap in event.gaps)
     )
+    return readable - event.unread_total.total_seconds()
 
 
 def is_all_down(scope: Scope) -> bool:

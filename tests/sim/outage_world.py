@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from forewarn.core.event import Cause, Event, EventType, Gap, Status
 from forewarn.core.fleet import Scope
 from forewarn.core.lifecycle import is_enabled
-from forewarn.core.readability import GAPS_MAX, total
+from forewarn.core.readability import merge, unread_duration
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.engine.host_contact import HostContacts
@@ -42,19 +42,18 @@ class OutageWitness(Witness):
         }
 
     def check_gaps(self, event: Event) -> None:
-        """Each is an outage, and not much longer than that: its ends are known to some seconds."""
+        """Each is an outage, and not much longer than that: its ends are known to some seconds.
+        Between two outages a server may not have had the time to confirm.
+        """
+        known = [Gap(since - GAP_SLACK, until + GAP_SLACK) for since, until in self.outages]
+        known = merge(known, after=event.created_at)
         for gap in event.gaps:
-            around = [
-                outage
-                for outage in self.outages
-                if outage.since - GAP_SLACK <= gap.since and gap.until <= outage.until + GAP_SLACK
-            ]
-            is_merged = len(event.gaps) == GAPS_MAX or len(self.outages) > 1
+            around = any(each.since <= gap.since and gap.until <= each.until for each in known)
             is_late = event.type is EventType.PREEMPT and gap.until - gap.since < LATE_MAX
-            must(around or is_merged or is_late, "a gap is an outage", event, self.outages)
+            must(around or is_late, "a gap is an outage", event, self.outages)
         outages = sum((until - since for since, until in self.outages), timedelta(0))
         slack = len(self.outages) * 2 * GAP_SLACK
-        must(total(event.gaps) <= outages + slack, "each gap is made up once", event, outages)
+        must(unread_duration(event) <= outages + slack, "each gap is made up once", event, outages)
 
     def _check(self, before: Scope, after: Scope) -> None:
         super()._check(before, after)

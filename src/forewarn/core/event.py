@@ -136,8 +136,9 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     `host` is the host under maintenance, empty for an event of the VM itself. `is_timed`: the
     requester chose NotBefore, so only an approval by a guest or an operator starts it earlier.
     `notice` is the minimum notice that was announced. Its VMs could not read the event in `gaps`,
-    and cannot since `unreadable_since`: see `readability.py`. `has_had_notice`: NotBefore was
-    reached, so it starts as soon as no other update domain holds it.
+    and cannot since `unreadable_since`: see `readability.py`. Of many gaps, those until
+    `unread_until` are only in `unread_total`. `has_had_notice`: NotBefore was reached, so it starts
+    as soon as no other update domain holds it.
     """
 
     id: str
@@ -160,6 +161,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     gaps: tuple[Gap, ...] = ()
     unreadable_since: Time | None = None
     has_had_notice: bool = False
+    unread_total: timedelta = timedelta(0)
+    unread_until: Time | None = None
 
 
 class EndReason(StrEnum):

@@ -11,7 +11,6 @@ notice anyway, and keeps its NotBefore.
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -23,8 +22,9 @@ from forewarn.core.timing import Timing, round_up_to_second
 from forewarn.duration import format_duration
 
 GAPS_MAX = 16
-"""How many gaps an event remembers. Of more, those after its notice go first; then the closest two
-become one.
+"""How many gaps an event remembers. Of more, those after its notice go first; then the oldest are
+added up, and what is noted later about the time until then is ignored. It is minutes ago: whoever
+knows of a gap notes it within seconds.
 """
 RECENT_MAX = 32
 SHORT_GAPS_FOR = timedelta(minutes=2)
@@ -43,7 +43,7 @@ def note_unread(draft: Draft, command: NoteUnread) -> None:
         if noted != event:
             draft.put_event(noted)
         if noted.not_before != event.not_before:
-            unread = format_duration(round_up(total(noted.gaps)))
+            unread = format_duration(round_up(unread_duration(noted)))
             detail = f"to {noted.not_before:{TIME_FORMAT}}: it could not be read for {unread}"
             draft.record(ChangeKind.EXTENDED, noted, detail=detail)
         elif (noted.unreadable_since is None) != (event.unreadable_since is None):
@@ -72,18 +72,18 @@ def with_gaps(event: Event, gaps: Sequence[Gap], since: datetime | None, timing:
         counting.append(event.unreadable_since)
     counted = [
         gap
-        for gap in merge((*event.gaps, *gaps), after=event.created_at)
+        for gap in merge((*event.gaps, *gaps), after=event.unread_until or event.created_at)
         if gap.until - gap.since >= gap_min
         or any(gap.since <= time < gap.until for time in counting)
     ]
-    known = limit(counted, complete_at(event, counted))
-    not_before = max(event.not_before, round_up_to_second(complete_at(event, known)))
-    return replace(event, not_before=not_before, gaps=tuple(known), unreadable_since=since)
+    not_before = max(event.not_before, round_up_to_second(complete_at(event, counted)))
+    noted = replace(event, not_before=not_before, unreadable_since=since)
+    return with_limited_gaps(noted, counted)
 
 
 def complete_at(event: Event, gaps: Iterable[Gap]) -> datetime:
     """When the event could be read for its minimum notice, given all gaps, in order."""
-    complete = event.created_at + event.notice
+    complete = event.created_at + event.notice + event.unread_total
     for gap in gaps:
         if gap.since >= complete:
             break
@@ -102,17 +102,20 @@ def merge(gaps: Iterable[Gap], *, after: datetime) -> list[Gap]:
     return merged
 
 
-def limit(gaps: Sequence[Gap], complete: datetime) -> list[Gap]:
-    """At most GAPS_MAX gaps that cover those before the notice was complete."""
-    gaps = list(gaps)
+def with_limited_gaps(event: Event, gaps: list[Gap]) -> Event:
+    """The event with these gaps, in order, of which it keeps at most GAPS_MAX."""
+    complete, since = complete_at(event, gaps), event.unreadable_since
+    total, until = event.unread_total, event.unread_until
     while len(gaps) > GAPS_MAX:  # ends: each round removes one
         if gaps[-1].since >= complete:
-            gaps.pop()
-            continue
-        between = [later.since - gap.until for gap, later in pairwise(gaps)]
-        first = between.index(min(between))
-        gaps[first : first + 2] = [Gap(gaps[first].since, gaps[first + 1].until)]
-    return gaps
+            gaps = gaps[:-1]
+        elif since is None or gaps[0].until <= since:
+            total += gaps[0].until - gaps[0].since
+            until = gaps[0].until
+            gaps = gaps[1:]
+        else:  # all of them are in the gap that has not ended
+            gaps = [*gaps[:-2], Gap(gaps[-2].since, gaps[-1].until)]
+    return replace(event, gaps=tuple(gaps), unread_total=total, unread_until=until)
 
 
 def keep_recent(gaps: Sequence[Gap], now: datetime, timing: Timing) -> tuple[Gap, ...]:
@@ -134,8 +137,9 @@ def drop_future(gaps: Iterable[Gap], now: datetime) -> list[Gap]:
     return [gap for gap in gaps if gap.until <= now + AHEAD_MAX]
 
 
-def total(gaps: Iterable[Gap]) -> timedelta:
-    return sum((until - since for since, until in gaps), timedelta(0))
+def unread_duration(event: Event) -> timedelta:
+    """For how long its VMs could not read the event, without a gap that has not ended."""
+    return sum((until - since for since, until in event.gaps), event.unread_total)
 
 
 def round_up(duration: timedelta) -> timedelta:

@@ -2,7 +2,17 @@
 
 from datetime import datetime, timedelta
 
-from forewarn.core.command import Delete, Evict, Extend, Fail, Finish, NoteUnread, Tick, Unread
+from forewarn.core.command import (
+    Degrade,
+    Delete,
+    Evict,
+    Extend,
+    Fail,
+    Finish,
+    NoteUnread,
+    Tick,
+    Unread,
+)
 from forewarn.core.event import EventType, Gap, Status
 from forewarn.core.fleet import Scope
 from forewarn.core.machine import next_deadline
@@ -220,14 +230,36 @@ def test_started_event_is_not_postponed() -> None:
     assert run(ended, finish, unread(gap(0, 60))) == ended
 
 
+def test_host_that_flaps_for_a_week_delays_a_degraded_event_by_its_gaps() -> None:
+    """40 gaps of 20 seconds are 800 seconds, and the times between them were notice."""
+    scope = run(scope_of(), Degrade(host="host-a", operation_id=guid(1)))
+    event_id, gaps = scope.events[0].id, [gap(n * 14400, n * 14400 + 20) for n in range(40)]
+    for number in range(40):
+        recent = tuple(gaps[max(0, number - 31) : number + 1])
+        scope = run(scope, NoteUnread((Unread(event_id, recent),)))
+    assert not_before_of(scope) == timedelta(days=7, seconds=800)
+    assert len(scope.events[0].gaps) <= 16
+    assert run(scope, NoteUnread((Unread(event_id, tuple(gaps[:10])),))) == scope
+
+
+def test_gap_that_has_not_ended_is_made_up_although_others_end_meanwhile() -> None:
+    """Its host is away, and the servers restart again and again."""
+    gaps = [gap(40 * n + 60, 40 * n + 80) for n in range(20)]
+    scope = run(PENDING, unread(since=NOON + 50 * SECOND))
+    for number in range(20):
+        scope = run(scope, unread(*gaps[: number + 1], since=NOON + 50 * SECOND))
+    assert len(scope.events[0].gaps) <= 16
+    scope = run(scope, unread(gap(50, 3000)))
+    assert not_before_of(scope) == 15 * MINUTE + 2950 * SECOND
+
+
 def test_gaps_of_an_event_are_bounded() -> None:
-    """Of more than 16, the closest two become one: too much notice rather than too little."""
-    gaps = [gap(50 * number, 50 * number + 20) for number in range(17)]
-    gaps[3] = gap(150, 190)
+    """Of more than 16, the oldest are only in the total."""
+    gaps = [gap(50 * number, 50 * number + 20) for number in range(18)]
     (event,) = run(PENDING, unread(*gaps)).events
-    assert len(event.gaps) <= 16
-    assert gap(150, 220) in event.gaps
-    assert event.not_before == NOON + 15 * MINUTE + (17 * 20 + 20 + 10) * SECOND
+    assert event.gaps == tuple(gaps[2:])
+    assert (event.unread_total, event.unread_until) == (40 * SECOND, NOON + 70 * SECOND)
+    assert event.not_before == NOON + 15 * MINUTE + 18 * 20 * SECOND
 
 
 def test_gaps_after_the_notice_are_forgotten_first() -> None:

@@ -11,7 +11,7 @@ from forewarn import __version__
 from forewarn.core.event import Cause, Event, EventType, ImpactState, NoEvent, Source, Status
 from forewarn.core.fleet import Approval, AutoApprove, Power, RedeployMethod, Scope, ScopeKind
 from forewarn.core.lifecycle import is_enabled
-from forewarn.core.readability import round_up, total
+from forewarn.core.readability import round_up, unread_duration
 from forewarn.engine.board import Board
 from forewarn.engine.engine import Engine
 from forewarn.engine.managed_hosts import ManagedHosts
@@ -233,7 +233,7 @@ def event_view(problems: Problems, scope: Scope, event: Event) -> EventView:
     )
     unreadable = {
         "unreadable_since": event.unreadable_since if event.status is Status.SCHEDULED else None,
-        "unreadable_seconds": int(round_up(total(event.gaps)).total_seconds()),
+        "unreadable_seconds": int(round_up(unread_duration(event)).total_seconds()),
     }
     return view(EventView, event, scope=scope.name, impacts=impacts, **unreadable)
 
