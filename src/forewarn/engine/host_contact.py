@@ -13,7 +13,7 @@ server takes the earliest time that is possible, see `_earliest_loss`.
 
 A daemon that continues at another server within seconds was not away. If it was away for longer, it
 says so with its second request there. One whose libvirt does not answer is not away either: its
-guests can read.
+guests can read. The guests of one without a bridge ask the servers: its absence is no gap.
 
 A daemon in contact says for how long its guests have asked and no metadata server has answered: the
 way there may be another one than to the control API. The record has `unconfirmed_since` meanwhile,
@@ -193,7 +193,7 @@ class HostContacts:
         """When the daemon of a host that is forgotten now was away, until now: from then on its VMs
         ask the servers.
         """
-        if not record.session:
+        if not record.session or not record.relays:
             return record.gaps
         loss = self._find_loss(record) if record.server else None
         away_since = _last_contact(record, loss) if loss else record.since
@@ -204,13 +204,18 @@ class HostContacts:
     def away_since(self, host: str) -> datetime | None:
         """Since when the daemon is away, or its relay gets no answer.
 
-        None while neither is so, or the host has no daemon.
+        None while neither is so, or the host has no daemon that relays.
         """
-        return self._unread_since(self._managed.find(host))
+        return self._unread_since(self._find_relay(host))
+
+    def _find_relay(self, host: str) -> ManagedHost | None:
+        """The record of a host whose guests read through its daemon."""
+        record = self._managed.find(host)
+        return record if record is not None and record.relays else None
 
     def is_in_doubt(self, host: str) -> bool:
-        """Whether the host has a daemon that no server has contact with at present."""
-        return self._managed.find(host) is not None and not self._managed.has_contact(host)
+        """Whether the host has a relay that no server has contact with at present."""
+        return self._find_relay(host) is not None and not self._managed.has_contact(host)
 
     def _unread_since(self, record: ManagedHost | None, session: str = "") -> datetime | None:
         """As `away_since`, for a request of a session, if one is given."""
@@ -265,11 +270,11 @@ class HostContacts:
     def known_until(self, host: str, server: str, gap_min: timedelta) -> datetime:
         """Until when this server knows whether the daemon was in contact, but for a shorter gap.
 
-        One that is known to be away, and a host without a daemon, is known at any time. While its
+        One that is known to be away, and a host without a relay, is known at any time. While its
         server is lost, and it is not written yet since when, nothing is known: its daemon may
         continue at another server.
         """
-        now, record = self._engine.decision_time(), self._managed.find(host)
+        now, record = self._engine.decision_time(), self._find_relay(host)
         if self._note_at(record) is not None:
             return NEVER
         if record is None or self._unread_since(record) is not None:
@@ -319,7 +324,8 @@ class HostContacts:
             return replace(
                 new, away_since=None, gaps=tuple(gaps), unconfirmed_since=unconfirmed_since
             )
-        if since is not None and now - since >= timing.gap_min_preempt:
+        was_relay = known is not None and known.relays
+        if was_relay and since is not None and now - since >= timing.gap_min_preempt:
             gaps.append(Gap(since, now))
         kept = keep_recent(gaps, now, timing)
         return replace(new, away_since=None, gaps=kept, unconfirmed_since=None)

@@ -196,7 +196,13 @@ class HostSessions:
         is_elsewhere = old.server != server and is_served(old, transaction.get)
         refuse_late(old.host, request, known, is_elsewhere=is_elsewhere)
         unserved = tuple(request.unserved)
-        new = replace(new, server=server, problem=request.problem, unserved=unserved)
+        new = replace(
+            new,
+            server=server,
+            problem=request.problem,
+            unserved=unserved,
+            relays=request.relays,
+        )
         new = note_unreported(old, new, lost)
         had_contact = is_elsewhere or old.server == server
         absent_since = None if had_contact else self._contacts.find_absence(old, request)

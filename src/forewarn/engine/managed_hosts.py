@@ -67,9 +67,9 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     has a line for each VM that does not fit into the fleet; `refused` are the ids of those that
     run. `away_since` is the time of its last request, while no server has contact; `gaps` are
     recent times without contact: see `host_contact.py`. Its guests ask and get no answer of any
-    server since `unconfirmed_since`. `unreported_since` is set from when the host is unreachable
-    until its next report, and `reported_at`, when its last one was taken: since then, VMs may have
-    been moved to it.
+    server since `unconfirmed_since`. Unless it `relays`, they ask the servers. `unreported_since`
+    is set from when the host is unreachable until its next report, and `reported_at`, when its last
+    one was taken: since then, VMs may have been moved to it.
     """
 
     host: str
@@ -93,6 +93,7 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     unconfirmed_since: Time | None = None
     unreported_since: Time | None = None
     reported_at: Time | None = None
+    relays: bool = True
 
 
 MANAGED_HOST = RecordCodec("host", ManagedHost)

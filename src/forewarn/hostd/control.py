@@ -96,12 +96,15 @@ class ControlLoop:
         chance: Callable[[], float] = random.random,
         refusals: Refusals | None = None,
         unconfirmed: Unconfirmed | None = None,
+        *,
+        relays: bool = True,
     ) -> None:
         self._upstream = upstream
         self._inventory = inventory
         self._runner = runner
         self._session = session
         self._machine = machine
+        self._relays = relays
         self._numbers = itertools.count(1)
         self._retry_seconds = retry_seconds
         self._chance = chance
@@ -207,6 +210,7 @@ class ControlLoop:
             unserved=self._unconfirmed.list_bridges(),
             unconfirmed_seconds=self._unconfirmed.seconds,
             no_server_seconds=self._no_server_seconds(),
+            relays=self._relays,
             **fields,
         )
 

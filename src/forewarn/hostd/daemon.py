@@ -53,6 +53,7 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
             machine,
             refusals=refusals,
             unconfirmed=unconfirmed,
+            relays=bool(config.bridge),
         )
         stack.callback(notifier.stopping, "ending the session")
         metadata = Upstream(config.metadata_server, config.ca_file)

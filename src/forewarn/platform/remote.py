@@ -141,7 +141,8 @@ class WorkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     `unserved` lists the bridges that are not served; impacts on their VMs still work.
     `unconfirmed_seconds` is for how long guests have asked and no metadata server has answered, or
     could not ask. `no_server_seconds` is for how long no server had answered this session; None if
-    one has answered its last request, or if none has ever.
+    one has answered its last request, or if none has ever. `relays`: it has bridges, so its guests
+    read through it.
     """
 
     session: SessionId
@@ -157,6 +158,7 @@ class WorkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     unserved: Annotated[list[UnservedBridge], Meta(max_length=BRIDGES_MAX)] = []
     unconfirmed_seconds: Annotated[int, Meta(ge=0, le=UNCONFIRMED_SECONDS_MAX)] = 0
     no_server_seconds: Annotated[int, Meta(ge=0, le=UNCONFIRMED_SECONDS_MAX)] | None = None
+    relays: bool = True
 
 
 class Work(msgspec.Struct, frozen=True):

@@ -200,6 +200,7 @@ class Daemon:
         self.inventory: dict[str, Any] | None = None
         self.unconfirmed_since: datetime | None = None
         self.problem = ""
+        self.relays = True
         self.server = world.servers[0]
 
     async def call(self, method: str, path: str, **more: Any) -> httpx.Response:
@@ -220,6 +221,8 @@ class Daemon:
             content["unconfirmed_seconds"] = int(lasts.total_seconds())
         if self.problem:
             content["problem"] = self.problem
+        if not self.relays:
+            content["relays"] = False
         return await self.call("POST", "work", json=content)
 
     async def report(self, *vms: dict[str, Any], memory_bytes: int = 64 * GIB) -> Any:

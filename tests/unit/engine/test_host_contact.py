@@ -101,6 +101,30 @@ def test_guest_sees_the_new_not_before_as_soon_as_its_host_is_back() -> None:
     run(test)
 
 
+def test_vm_of_a_daemon_without_a_bridge_can_read_while_that_is_away() -> None:
+    """It asks the servers, and gets its event."""
+
+    async def test(world: World) -> None:
+        daemon = Daemon(world, "host-a")
+        daemon.relays = False
+        await daemon.report(reported("a"))
+        await polled(world, "a")
+        assert await world.servers[0].operations.restart("a", by="ann")
+        await world.pass_time(MINUTE, daemon)
+        before = shown(world, "a")
+        await world.pass_time(5 * MINUTE)
+        assert world.servers[0].is_unreachable("host-a")
+        daemon.unconfirmed_since = NOON + MINUTE
+        await world.pass_time(5 * MINUTE, daemon)
+        assert world.servers[0].hosts.contacts.gaps_of("host-a") == ()
+        await world.pass_time(3 * MINUTE)
+        assert shown(world, "a") == before
+        await world.pass_time(MINUTE + 2 * SECOND)
+        assert event_of(world, "a").status == "Started"
+
+    run(test)
+
+
 @pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "killed"])
 def test_vm_that_leaves_a_host_that_is_away_keeps_its_notice(*, is_stopped: bool) -> None:
     """An operator moves it by hand to a host whose daemon is there, before NotBefore."""

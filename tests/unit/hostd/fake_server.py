@@ -180,7 +180,9 @@ class FakeSource:
 class Daemon:
     """What a daemon consists of, between a fake platform and fake servers."""
 
-    def __init__(self, *servers: FakeServer, platform: Platform | None = None) -> None:
+    def __init__(
+        self, *servers: FakeServer, platform: Platform | None = None, relays: bool = True
+    ) -> None:
         self.platform = FakePlatform()
         self.source = FakeSource("web-0")
         self.inventory = Inventory(self.source, 3600)
@@ -200,6 +202,7 @@ class Daemon:
             LOOK_SECONDS,
             refusals=self.refusals,
             unconfirmed=self.unconfirmed,
+            relays=relays,
         )
 
 

@@ -131,6 +131,19 @@ async def test_first_request_after_a_lost_server_says_for_how_long_there_was_non
 
 
 @in_loop
+async def test_daemon_without_a_bridge_says_that_its_guests_ask_the_servers() -> None:
+    """They can read while it is away."""
+    async with fake_server() as server:
+        async with running(Daemon(server)):
+            await until(lambda: server.polls)
+        assert "relays" not in server.latest
+        polls = server.polls
+        async with running(Daemon(server, relays=False)):
+            await until(lambda: server.polls > polls)
+        assert server.latest["relays"] is False
+
+
+@in_loop
 async def test_server_gets_how_long_guests_had_no_answer_and_when_that_ends() -> None:
     async with fake_server() as server:
         daemon = Daemon(server)
