@@ -41,7 +41,11 @@ SLACK = timedelta(seconds=1)
 
 
 def _believe(known: Shown | None, now: datetime) -> Shown:
-    """The record, unless it is of a time to come: a server with a wrong clock has written it."""
+    """The record, unless it is of a time to come: a server with a wrong clock has written it.
+
+    Then nothing is known. That server may have stopped long ago, and nothing in the store says when
+    by a clock that is right, so any shorter gap could be too short for the guests.
+    """
     if known is None:
         return Shown(NEVER)
     if known.at > now + timedelta(seconds=CLOCK_SKEW_SECONDS_MAX):
