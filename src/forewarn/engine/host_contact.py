@@ -17,7 +17,8 @@ guests can read. The guests of one without a bridge ask the servers: its absence
 
 A daemon in contact says for how long its guests have asked and no metadata server has answered: the
 way there may be another one than to the control API. The record has `unconfirmed_since` meanwhile,
-and then a gap. It is written when that begins and when it ends.
+and then a gap. It is written when that begins and when it ends. If its server loses contact
+meanwhile, it stays, apart from the time of the last request, which operators see.
 
 An event starts by time only when it is known whether the daemon was in contact: `known_until`. The
 server of the host knows it at once, every other one after ALL_KNOW_AFTER. For a Preempt seconds
@@ -309,8 +310,8 @@ class HostContacts:
         `contact_at` is when its daemon sent its last request; None if this server does not know.
         """
         if known is not None and not new.server:
-            away_since = self._unread_since(known, new.session) or contact_at or now
-            left = replace(new, away_since=away_since, unconfirmed_since=None)
+            away_since = self._away_since(known, new.session) or contact_at or now
+            left = replace(new, away_since=away_since)  # `unconfirmed_since` stays
             return left if known.server else new
         since, timing = self._unread_since(known, new.session), self._engine.timing
         if since is None and known is not None and known.session != new.session:

@@ -67,9 +67,9 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     has a line for each VM that does not fit into the fleet; `refused` are the ids of those that
     run. `away_since` is the time of its last request, while no server has contact; `gaps` are
     recent times without contact: see `host_contact.py`. Its guests ask and get no answer of any
-    server since `unconfirmed_since`. Unless it `relays`, they ask the servers. `unreported_since`
-    is set from when the host is unreachable until its next report, and `reported_at`, when its last
-    one was taken: since then, VMs may have been moved to it.
+    server since `unconfirmed_since`, which stays if it is away then. Unless it `relays`, they ask
+    the servers. `unreported_since` is set from when the host is unreachable until its next report,
+    and `reported_at`, when its last one was taken: since then, VMs may have been moved to it.
     """
 
     host: str
@@ -94,6 +94,11 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     unreported_since: Time | None = None
     reported_at: Time | None = None
     relays: bool = True
+
+    @property
+    def last_contact_at(self) -> datetime:
+        """When its daemon sent its last request, while no server has contact."""
+        return self.away_since or self.since
 
 
 MANAGED_HOST = RecordCodec("host", ManagedHost)
@@ -246,7 +251,7 @@ class ManagedHosts:
             return record.problem
         if record.server:
             return "its server is lost, and its daemon has not found another one yet"
-        return f"its daemon has been away since {record.since:%Y-%m-%dT%H:%M:%SZ}"
+        return f"its daemon has been away since {record.last_contact_at:%Y-%m-%dT%H:%M:%SZ}"
 
     def count_unreachable(self) -> int:
         """Does not walk all hosts: `/metrics` reads it."""

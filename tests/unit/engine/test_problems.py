@@ -9,7 +9,7 @@ from forewarn.core.event import ImpactState
 from forewarn.engine.inventory import NOT_ACCEPTED_LENGTH_MAX, NOT_ACCEPTED_MAX
 from tests.unit.engine.hostd_world import NOON, SECOND, World, reported, run
 
-AWAY = "its daemon has been away since 2030-01-31T12:00:15Z"
+AWAY = "its daemon has been away since 2030-01-31T12:00:00Z"
 
 
 async def get(world: World, path: str, server: int = 0) -> Any:
@@ -52,6 +52,40 @@ def test_unreachable_host_has_the_reason_and_so_have_its_vms() -> None:
                     "message": f"its host host-a is unreachable: {AWAY}",
                 }
             ]
+
+    run(test)
+
+
+def test_loss_of_a_daemon_has_one_time_everywhere() -> None:
+    """The time of its last contact: not when a server noticed, nor since when its relay got no
+    response.
+    """
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        daemon.unconfirmed_since = world.clock.now()
+        await world.pass_time(timedelta(seconds=30), daemon)
+        await lose(world)
+        last = "2030-01-31T12:00:29Z"
+        away = f"its daemon has been away since {last}"
+        for server in (0, 1):
+            host = await get(world, "hosts/host-a", server)
+            (vm,) = (await get(world, "vms", server))["vms"]
+            assert [each["message"] for each in host["problems"]] == [away]
+            assert host["daemon"] == {"is_connected": False, "since": last, "problem": away}
+            assert [each["message"] for each in vm["problems"]] == [
+                f"its host host-a is unreachable: {away}"
+            ]
+        entry = (await world.history("updated"))[-1]
+        assert entry.detail == f"daemon of host-a unreachable: no contact since {last}"
+        managed = world.servers[0].hosts.managed
+        assert world.servers[0].hosts.contacts.away_since("host-a") == NOON
+        assert managed.find("host-a").gaps == ()  # type: ignore[union-attr]
+
+        daemon.unconfirmed_since = None
+        await daemon.work()
+        (gap,) = managed.find("host-a").gaps  # type: ignore[union-attr]
+        assert gap == (NOON, NOON + timedelta(seconds=50))
 
     run(test)
 

@@ -14,7 +14,7 @@ from forewarn.core.lifecycle import is_enabled
 from forewarn.core.readability import round_up, unread_duration
 from forewarn.engine.board import Board
 from forewarn.engine.engine import Engine
-from forewarn.engine.managed_hosts import ManagedHosts
+from forewarn.engine.managed_hosts import ManagedHost, ManagedHosts
 from forewarn.engine.operations import Difference, ScopedEvent
 from forewarn.engine.problems import Problem, Problems
 from forewarn.fleetfile.parser import format_budget
@@ -141,7 +141,7 @@ class VmView(msgspec.Struct, frozen=True):
 
 
 class DaemonView(msgspec.Struct, frozen=True):
-    """The daemon of a managed host, and since when it is connected or not.
+    """The daemon of a managed host: since when it is connected, or when its last request was.
 
     `problem` is why nothing can be done to the VMs of the host at present; empty if something can.
     """
@@ -268,12 +268,12 @@ def scope_view(engine: Engine, scope: Scope) -> ScopeView:
 def host_view(board: Board, managed: ManagedHosts, problems: Problems, name: str) -> HostView:
     scopes = [published.scope for published in board.scopes_on(name)]
     vms, record = board.hosts[name], managed.find(name)
-    problem = managed.reason(name)
+    problem, is_connected = managed.reason(name), managed.has_contact(name)
     managed_state: Any = "unreachable" if problem else "connected"
     return HostView(
         name=name,
         state=managed_state if record else "unmanaged",
-        daemon=DaemonView(managed.has_contact(name), record.since, problem) if record else None,
+        daemon=_daemon_view(record, problem, is_connected=is_connected) if record else None,
         problems=problems.of_host(name),
         unmovable=tuple(UnmovableVm(*each) for each in managed.unmovable_on(name).items()),
         vms=tuple(sorted(vms)),
@@ -285,3 +285,8 @@ def host_view(board: Board, managed: ManagedHosts, problems: Problems, name: str
             if not vms.isdisjoint(event.resources)
         ),
     )
+
+
+def _daemon_view(record: ManagedHost, problem: str, *, is_connected: bool) -> DaemonView:
+    since = record.since if is_connected else record.last_contact_at
+    return DaemonView(is_connected, since, problem)
