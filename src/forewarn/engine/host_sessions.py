@@ -169,7 +169,7 @@ class HostSessions:
             details = describe_change(old, new)
             if details:
                 new = replace(new, since=transaction.now)
-            for detail in [*details, *describe_bridges(old, new)]:
+            for detail in [*details, *describe_guests(old, new)]:
                 transaction.record(Change(ChangeKind.UPDATED, host=host, detail=detail))
             put_if_changed(transaction, known, new, request.number)
             return refusal
@@ -344,8 +344,14 @@ def describe_change(old: ManagedHost, new: ManagedHost) -> list[str]:
     return []
 
 
-def describe_bridges(old: ManagedHost, new: ManagedHost) -> Iterator[str]:
-    """The bridges that are not served any more, and those that are again."""
+def describe_guests(old: ManagedHost, new: ManagedHost) -> Iterator[str]:
+    """Which guests get no response any more, and which do again."""
+    since = new.unconfirmed_since
+    if since is not None and old.unconfirmed_since is None:
+        text = f"guests of {new.host} have had no response from a metadata server"
+        yield f"{text} since {since:{TIME}}"
+    elif since is None and old.unconfirmed_since is not None:
+        yield f"guests of {new.host} no longer wait for a response from a metadata server"
     before, after = ({each.bridge: each for each in record.unserved} for record in (old, new))
     for bridge in sorted(before.keys() ^ after.keys()):
         is_lost = bridge in after

@@ -23,6 +23,8 @@ class ProblemCode(StrEnum):
     """Nothing can be done to the VMs of the host at present."""
     BRIDGE_UNSERVED = "bridge-unserved"
     """The guests at a bridge of the host cannot read their document."""
+    METADATA_UNREACHABLE = "metadata-unreachable"
+    """The relay of the host gets no response from a metadata server, or a bridge is not served."""
     LEFT_RUNNING = "left-running"
     """The host was forgotten, and VMs may run there: they are not started on other hosts."""
     NOT_ACCEPTED = "not-accepted"
@@ -77,6 +79,9 @@ class Problems:
         if self._managed.is_left_running(host):
             message = "its daemon was forgotten, and what may run there is not started elsewhere"
             problems.append(Problem(ProblemCode.LEFT_RUNNING, message))
+        silence = self._describe_silence(host)
+        if silence:
+            problems.append(Problem(ProblemCode.METADATA_UNREACHABLE, silence))
         for each in record.unserved if record and self._managed.has_contact(host) else ():
             vms = f"{each.vms} VM{'' if each.vms == 1 else 's'}" if each.vms else "no VM at present"
             message = f"the bridge {each.bridge}, with {vms}, is not served: {each.problem}"
@@ -84,6 +89,14 @@ class Problems:
         for text in record.not_accepted if record else ():
             problems.append(Problem(ProblemCode.NOT_ACCEPTED, text))
         return tuple(problems)
+
+    def _describe_silence(self, host: str) -> str:
+        """Since when guests of a host whose daemon is connected get no response; else empty."""
+        record = self._managed.find(host)
+        since = record.unconfirmed_since if record and self._managed.has_contact(host) else None
+        if since is None:
+            return ""
+        return f"guests there have had no response from a metadata server since {_format(since)}"
 
     def of_vm(self, scope: Scope, vm: Vm) -> Iterator[Problem]:
         hosts = self._duplicates.hosts_of(vm.id)

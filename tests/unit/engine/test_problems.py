@@ -90,6 +90,54 @@ def test_loss_of_a_daemon_has_one_time_everywhere() -> None:
     run(test)
 
 
+NO_RESPONSE = "guests there have had no response from a metadata server since 2030-01-31T12:00:00Z"
+
+
+def test_host_whose_relay_reaches_no_metadata_server_is_shown_with_the_reason() -> None:
+    """Its daemon is connected, so nothing else shows that its guests cannot read."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        daemon.unconfirmed_since = world.clock.now()
+        since = (await get(world, "hosts/host-a"))["daemon"]["since"]
+        await world.pass_time(timedelta(seconds=30), daemon)
+        for server in (0, 1):
+            host = await get(world, "hosts/host-a", server)
+            assert (host["state"], host["daemon"]["since"]) == ("connected", since)
+            assert host["problems"] == [{"code": "metadata-unreachable", "message": NO_RESPONSE}]
+        await lose(world)
+        host = await get(world, "hosts/host-a")
+        assert [each["code"] for each in host["problems"]] == ["unreachable"]
+        await daemon.work()
+        assert [each["code"] for each in (await get(world, "hosts/host-a"))["problems"]] == [
+            "metadata-unreachable"
+        ]
+
+        daemon.unconfirmed_since = None
+        await daemon.work()
+        await world.settle()
+        assert (await get(world, "hosts/host-a", server=1))["problems"] == []
+
+    run(test)
+
+
+def test_history_says_when_guests_of_a_host_get_no_response_and_when_they_do_again() -> None:
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        daemon.unconfirmed_since = world.clock.now()
+        await world.pass_time(timedelta(seconds=30), daemon)
+        daemon.unconfirmed_since = None
+        await daemon.work()
+        await daemon.work()
+        entries = [entry for entry in await world.history("updated") if "guests" in entry.detail]
+        assert [(entry.host, entry.detail) for entry in entries] == [
+            ("host-a", f"guests of host-a {NO_RESPONSE.removeprefix('guests there ')}"),
+            ("host-a", "guests of host-a no longer wait for a response from a metadata server"),
+        ]
+
+    run(test)
+
+
 def test_waiting_impact_names_the_daemon_that_it_waits_for() -> None:
     async def test(world: World) -> None:
         await world.daemon("host-a", reported("web-0"))

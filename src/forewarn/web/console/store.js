@@ -38,6 +38,7 @@ export const PROBLEMS = {
   missing: { state: "unserved", one: "VM is not where it ran", many: "VMs are not where they ran" },
   unreachable: { state: "unreachable", one: "host is unreachable", many: "hosts are unreachable" },
   "bridge-unserved": { state: "unserved", one: "bridge is not served", many: "bridges are not served" },
+  "metadata-unreachable": { state: "unserved", one: "host gets no response for its guests", many: "hosts get no response for their guests" },
   unserved: { state: "unserved", one: "VM gets no document", many: "VMs get no document" },
   "left-running": { state: "unknown", one: "host was left running without a daemon", many: "hosts were left running without a daemon" },
   "not-accepted": { state: "notice", one: "VM is not accepted", many: "VMs are not accepted" },
