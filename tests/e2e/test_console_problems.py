@@ -241,6 +241,51 @@ def test_vm_on_two_hosts_is_shown_everywhere(tmp_path: Path) -> None:
             expect(page.locator("#sentence")).not_to_contain_text("two hosts")
 
 
+def test_host_that_runs_a_vm_which_the_fleet_has_elsewhere_is_not_empty(tmp_path: Path) -> None:
+    """The fleet has no VM on it, so that nothing is notified: an operator must not touch it."""
+    other = tmp_path / "host-b"
+    other.mkdir()
+    with hosting(tmp_path) as world, daemon_of(world, *EXEC):
+        world.wait_for_vms("web-0", "web-1")
+        token = ask(world, "token", "create", "host-b", "--role", "host", "--host", "host-b")
+        (other / "token").write_text(token.strip())
+        with (
+            daemon_of(world, *EXEC, folder=other, host="host-b") as second,
+            console(world.server.control) as watched,
+        ):
+            second.list_vms(vm("web-1", 2))
+            watched.allowed.append("the server responded with a status of 401")
+            page, dialog = watched.page, watched.page.get_by_role("dialog")
+            sign_in(watched, world)
+            expect(page.locator("#sentence")).to_have_text("1 VM runs on two hosts.")
+            watched.view("#/hosts/host-b")
+            verdict = page.locator(".verdict")
+            expect(verdict).to_contain_text("No: 1 VM would be interrupted.")
+            expect(verdict).to_contain_text(
+                "web-1 runs here, and the fleet has it on host-a: it is not notified"
+            )
+            expect(verdict).not_to_contain_text("Maintain it below")
+            expect(page.locator("main")).to_contain_text("web-1 runs on host-a and host-b: stop")
+            assert watched.find_accessibility_problems() == []
+            page.get_by_role("button", name="Maintain").click()
+            expect(dialog).to_contain_text("that the fleet does not have there, and are not")
+            dialog.get_by_role("button", name="Maintain").click()
+            warning = "host-b runs web-1, which the fleet does not have there: it is not notified"
+            expect(dialog).to_contain_text(warning)
+            dialog.get_by_role("button", name="Close").click()
+            watched.view("#/campaigns/new")
+            page.get_by_label("Hosts", exact=True).fill("host-b")
+            page.get_by_role("button", name="Preview the plan").click()
+            expect(page.locator("main")).to_contain_text(warning)
+            assert f"warning: {warning}" in ask(
+                world, "host", "maintain", "host-b", "--type", "Reboot"
+            )
+
+            second.list_vms(vm("web-1", 77))  # another id: it is not accepted
+            watched.view("#/hosts/host-b")
+            expect(verdict).to_contain_text("runs here, and is not in the fleet")
+
+
 def test_operator_is_told_that_a_host_is_away_and_forgets_its_daemon(tmp_path: Path) -> None:
     """What a dialog promises is read when it opens."""
     with hosting(tmp_path) as world, daemon_of(world, *EXEC) as daemon:

@@ -9,7 +9,7 @@ import typer
 from forewarn.cli.api import ControlClient, api_command, complete_names, connect
 from forewarn.cli.exit_codes import Exit
 from forewarn.cli.lookup import find_campaign
-from forewarn.cli.output import format_time
+from forewarn.cli.output import format_time, show_warnings
 from forewarn.cli.progress import show_progress
 from forewarn.cli.reconnect import keep_trying
 from forewarn.cli.resource import (
@@ -51,6 +51,7 @@ def show_campaign_or_plan(response: Mapping[str, Any]) -> None:
         print_plan(response["plan"])
     else:
         print_campaign(response["campaign"])
+    show_warnings(response)
 
 
 @api_command(app, show_campaign_or_plan)

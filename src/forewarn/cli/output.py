@@ -82,6 +82,12 @@ def show_events(
         print(printable(f"the impact waits for {response['waits_for']}"))
 
 
+def show_warnings(response: Mapping[str, Any]) -> None:
+    """What an operation that was accepted does not cover."""
+    for warning in response.get("warnings", ()):
+        print(printable(f"warning: {warning}"))
+
+
 def format_time(text: str) -> str:
     """How far away a time is, on a terminal; the time, in a pipe."""
     return format_relative(text, SERVICE_TIME.get()()) if sys.stdout.isatty() else format_utc(text)

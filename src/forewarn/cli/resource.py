@@ -9,7 +9,7 @@ import typer
 from forewarn.cli.api import ControlClient, api_command, complete_names
 from forewarn.cli.lookup import find_campaign, find_event
 from forewarn.cli.options import Limit
-from forewarn.cli.output import format_time, show_events, show_list, show_one
+from forewarn.cli.output import format_time, show_events, show_list, show_one, show_warnings
 from forewarn.cli.times import FUTURE, parse_time
 
 Items = Sequence[Mapping[str, Any]]
@@ -188,7 +188,8 @@ event = resource(
 
 
 def _show_host_operation(response: Any) -> None:
-    show_events(response, "no event: the host has no VMs, or they are deallocated")
+    show_events(response, "no event: the fleet has no VMs on the host, or they are deallocated")
+    show_warnings(response)
 
 
 def _add_vm_operation(verb: str, help_: str, example: str) -> None:

@@ -63,6 +63,8 @@ class DuplicateVms:
         self._looked_at: set[str] = set()  # VMs with such a copy that another host runs, too
         self._suspected_since: dict[str, datetime] = {}
         self._shown: dict[str, tuple[str, ...]] = {}
+        self._hosts: dict[str, frozenset[str]] = {}  # of both kinds of copies, by VM
+        self._by_host: defaultdict[str, set[str]] = defaultdict(set)  # the same, by host
         self._changed = asyncio.Event()
         engine.on_change("hostd", self._on_change)
 
@@ -74,6 +76,10 @@ class DuplicateVms:
     def unaccepted_copies_of(self, vm_id: str) -> tuple[str, ...]:
         """The hosts with a copy of this VM that they may not have, while another host runs it."""
         return self._shown.get(vm_id, ())
+
+    def copies_on(self, host: str) -> set[str]:
+        """The VMs that this host and another one run at the same time, accepted or not."""
+        return self._by_host.get(host, set())
 
     def count_not_accepted(self) -> int:
         return len(self._shown)
@@ -196,12 +202,24 @@ class DuplicateVms:
         hosts = () if vm_id in moving else self._find_unaccepted(vm_id)
         if not hosts:
             self._suspected_since.pop(vm_id, None)
-            self._shown.pop(vm_id, None)
+            if self._shown.pop(vm_id, None):
+                self._update_hosts(vm_id)
         elif now - self._suspected_since.setdefault(vm_id, now) > CONFIRMED_AFTER:
             if vm_id not in self._shown:
                 name, unaccepted = self._name(vm_id), " ".join(hosts)
                 log.warning("VM may run on two hosts", vm=name, unaccepted=unaccepted)
             self._shown[vm_id] = hosts
+            self._update_hosts(vm_id)
+
+    def _update_hosts(self, vm_id: str) -> None:
+        """Keep the hosts that have a copy of this VM, while there are two."""
+        copies = {*self.unaccepted_copies_of(vm_id), *self._running.get(vm_id, ())}
+        hosts = frozenset(self.hosts_of(vm_id)) | (copies if vm_id in self._shown else set())
+        for host in self._hosts.pop(vm_id, frozenset()):
+            keep(self._by_host, host, vm_id, is_kept=False)
+        for host in hosts:
+            keep(self._by_host, host, vm_id, is_kept=True)
+            self._hosts[vm_id] = hosts
 
     def _find_unaccepted(self, vm_id: str) -> tuple[str, ...]:
         """The hosts with an unaccepted copy of a VM of the fleet; none unless another host runs it.
@@ -242,6 +260,8 @@ class DuplicateVms:
             (self._looked_at.add if is_suspect else self._looked_at.discard)(vm_id)
             self._changed.set()
         hosts = self.hosts_of(vm_id)
+        if hosts != had:
+            self._update_hosts(vm_id)
         if hosts and not had:
             log.error("VM runs on two hosts", vm=self._name(vm_id), hosts=" ".join(hosts))
         elif had and not hosts:
@@ -297,11 +317,11 @@ def runs(vm: HostedVm | None) -> bool:
     return vm is not None and vm.is_running and not vm.is_claim
 
 
-def keep(hosts: defaultdict[str, set[str]], vm_id: str, host: str, *, is_kept: bool) -> None:
-    """Add a host to those of a VM, or remove it."""
-    (hosts[vm_id].add if is_kept else hosts[vm_id].discard)(host)
-    if not hosts[vm_id]:
-        del hosts[vm_id]
+def keep(index: defaultdict[str, set[str]], key: str, item: str, *, is_kept: bool) -> None:
+    """Add an item to those of a key, or remove it: a host of a VM, or a VM of a host."""
+    (index[key].add if is_kept else index[key].discard)(item)
+    if not index[key]:
+        del index[key]
 
 
 def is_double_in(vms: Mapping[str, HostedVm], vm_id: str) -> bool:

@@ -291,6 +291,18 @@ class ManagedHosts:
         reasons = {board.ids.get(vm_id): vm.unmovable for vm_id, vm in reported if vm.unmovable}
         return {vm: reasons[vm] for vm in sorted(board.hosts.get(host, ())) if vm in reasons}
 
+    def others_on(self, host: str) -> list[str]:
+        """The VMs that run on a host by its last report, and that the fleet does not have there: by
+        name, or by id if the fleet has none with it. No operation on the host concerns them.
+        """
+        record, ids = self.find(host), self._engine.board.ids
+        if record is None:
+            return []
+        running = {vm_id for vm_id, vm in record.vms.items() if vm.is_running}
+        placed = self._engine.board.hosts.get(host, set())
+        others = (vm_id for vm_id in running.union(record.refused) if ids.get(vm_id) not in placed)
+        return sorted(ids.get(vm_id) or vm_id for vm_id in others)
+
     def running_on(self, vm_id: str) -> list[str]:
         """The hosts that report the VM as running."""
         hosts = [(host, self.find(host)) for host in self._reported_by.get(vm_id, ())]

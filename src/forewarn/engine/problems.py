@@ -4,7 +4,7 @@ Nothing is decided here: the API, the command line and the console show it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from enum import StrEnum
 
@@ -16,6 +16,10 @@ from forewarn.engine.duplicates import DuplicateVms, describe_missing
 from forewarn.engine.engine import Engine
 from forewarn.engine.managed_hosts import ManagedHosts
 from forewarn.engine.unserved import UnservedVms
+
+COPIES_SHOWN_MAX = 20
+"""How many VMs with a second copy a host names."""
+OTHERS_SHOWN_MAX = 5
 
 
 class ProblemCode(StrEnum):
@@ -88,7 +92,51 @@ class Problems:
             problems.append(Problem(ProblemCode.BRIDGE_UNSERVED, message))
         for text in record.not_accepted if record else ():
             problems.append(Problem(ProblemCode.NOT_ACCEPTED, text))
-        return tuple(problems)
+        return (*problems, *self._copies_on(host))
+
+    def _copies_on(self, host: str) -> Iterator[Problem]:
+        """That VMs run on this host and on another one: the fleet has them on only one of them."""
+        ids, holders = self._duplicates.copies_on(host), self._engine.board.ids.holders
+        names = sorted((next(iter(holders(vm_id)), vm_id), vm_id) for vm_id in ids)
+        for name, vm_id in names[:COPIES_SHOWN_MAX]:
+            yield from self._describe_copies(vm_id, name)
+        more = len(names) - COPIES_SHOWN_MAX
+        if more > 0:
+            message = f"{more} more VM{'' if more == 1 else 's'} have two copies"
+            yield Problem(ProblemCode.DUPLICATE, message)
+
+    def _describe_copies(self, vm_id: str, name: str, vm_host: str = "") -> Iterator[Problem]:
+        """What is wrong if a VM runs twice; an empty name for the problems of the VM itself."""
+        hosts = self._duplicates.hosts_of(vm_id)
+        if hosts:
+            message = f"{name or 'it'} runs on {' and '.join(hosts)}: stop all but one"
+            yield Problem(ProblemCode.DUPLICATE, message)
+        hosts = self._duplicates.unaccepted_copies_of(vm_id)
+        if hosts:
+            others = [host for host in hosts if host != vm_host] or hosts
+            copy = f"a copy of {name}" if name else "a copy"
+            message = (
+                f"{copy} that is not accepted runs on {' and '.join(others)}, too: stop it there,"
+                " or correct the token of that host; impacts are not blocked"
+            )
+            yield Problem(ProblemCode.DUPLICATE_NOT_ACCEPTED, message)
+
+    def warn_of_others(self, hosts: Iterable[str]) -> Iterator[str]:
+        """The hosts that may run VMs that the fleet does not have there, or not as they are."""
+        for host in hosts:
+            others, record = self._managed.others_on(host), self._managed.find(host)
+            more = len(others) - OTHERS_SHOWN_MAX
+            if others:
+                names = ", ".join(others[:OTHERS_SHOWN_MAX])
+                names += f" and {more} more VM{'' if more == 1 else 's'}" if more > 0 else ""
+                they = "they are" if len(others) > 1 else "it is"
+                yield (
+                    f"{host} runs {names}, which the fleet does not have there: {they} not notified"
+                )
+            elif record is not None and record.not_accepted:
+                yield (
+                    f"{host} has VMs that are not accepted, and that may run: they are not notified"
+                )
 
     def _describe_silence(self, host: str) -> str:
         """Since when guests of a host whose daemon is connected get no response; else empty."""
@@ -99,18 +147,7 @@ class Problems:
         return f"guests there have had no response from a metadata server since {_format(since)}"
 
     def of_vm(self, scope: Scope, vm: Vm) -> Iterator[Problem]:
-        hosts = self._duplicates.hosts_of(vm.id)
-        if hosts:
-            message = f"it runs on {' and '.join(hosts)}: stop all but one"
-            yield Problem(ProblemCode.DUPLICATE, message)
-        hosts = self._duplicates.unaccepted_copies_of(vm.id)
-        if hosts:
-            others = [host for host in hosts if host != vm.host] or hosts
-            message = (
-                f"a copy that is not accepted runs on {' and '.join(others)}, too: stop it there,"
-                " or correct the token of that host; impacts are not blocked"
-            )
-            yield Problem(ProblemCode.DUPLICATE_NOT_ACCEPTED, message)
+        yield from self._describe_copies(vm.id, "", vm.host)
         reason = self._managed.reason(vm.host)
         if reason:
             message = f"its host {vm.host} is unreachable: {reason}"

@@ -396,6 +396,25 @@ def test_plan_names_unreachable_hosts_and_unmovable_vms(capsys: Capture) -> None
     ]
 
 
+def test_host_operation_without_events_names_vms_that_run_there(capsys: Capture) -> None:
+    """An operator must not read that the host is empty."""
+    warning = "hc runs web-0, which the fleet does not have there: it is not notified"
+    body = json.dumps({"events": [], "warnings": [warning]}).encode()
+    forewarn(202, body, "host", "maintain", "hc", "--type", "Reboot")
+    assert capsys.readouterr().out.splitlines() == [
+        "no event: the fleet has no VMs on the host, or they are deallocated",
+        f"warning: {warning}",
+    ]
+    planned = {"plan": PLAN | {"waves": [["hc"]], "total": 1}, "warnings": [warning]}
+    arguments = ("campaign", "start", "--type", "Reboot", "--hosts", "hc", "--plan")
+    forewarn(202, json.dumps(planned).encode(), *arguments)
+    assert capsys.readouterr().out.splitlines() == [
+        "wave 1: hc",
+        "1 host in 1 wave; nothing was done",
+        f"warning: {warning}",
+    ]
+
+
 def test_every_kind_of_line_of_a_plan_is_documented(capsys: Capture) -> None:
     each = {"host": "a", "vm": "web-0", "why": "so"}
     print_plan(PLAN | {name: [each] for name in PLAN.keys() - {"waves", "total"}})

@@ -309,6 +309,56 @@ def test_duplicate_is_a_problem_of_the_vm_on_every_server() -> None:
     run(test)
 
 
+async def hosts_with_others(world: World) -> dict[str, Any]:
+    """The problems of each host, and the VMs that run there although the fleet has them elsewhere,
+    if there are any. All servers agree.
+    """
+    seen = []
+    for server in world.servers:
+        response = await server.client.get("/api/v1/hosts", headers=root(world))
+        hosts = response.json()["hosts"]
+        shown = {
+            host["name"]: ([each["message"] for each in host["problems"]], host["other_vms"])
+            for host in hosts
+        }
+        seen.append({name: found for name, found in shown.items() if any(found)})
+    assert seen[0] == seen[1]
+    return seen[0]
+
+
+def test_duplicate_is_a_problem_of_both_hosts() -> None:
+    """Otherwise the host with the second copy looks empty: the fleet has the VM on the other."""
+
+    async def test(world: World) -> None:
+        both = await two_copies(world)
+        assert await hosts_with_others(world) == {"host-b": ([], ["web-0"])}
+        await report_for(world, 12, *both)
+        message = "web-0 runs on host-a and host-b: stop all but one"
+        assert await hosts_with_others(world) == {
+            "host-a": ([message], []),
+            "host-b": ([message], ["web-0"]),
+        }
+        await both[1].report(reported("web-0", power="stopped"))
+        assert await hosts_with_others(world) == {}
+
+    run(test)
+
+
+def test_host_names_a_limited_number_of_duplicates() -> None:
+    """A cloned host may have 2,000, and a list has many hosts."""
+
+    async def test(world: World) -> None:
+        vms = [reported(f"w{number:02}") for number in range(23)]
+        both = await world.daemon("host-a", *vms), await world.daemon("host-b", *vms)
+        await report_for(world, 12, *both)
+        for messages, _ in (await hosts_with_others(world)).values():
+            assert len(messages) == 21
+            assert messages[0] == "w00 runs on host-a and host-b: stop all but one"
+            assert messages[-1] == "3 more VMs have two copies"
+
+    run(test)
+
+
 @pytest.mark.parametrize("is_known_there", [False, True], ids=["new", "taken while away"])
 def test_claim_to_a_vm_of_another_scope_makes_no_duplicate(*, is_known_there: bool) -> None:
     """Otherwise any host could stop all impacts on a VM that its token is not for."""
@@ -383,6 +433,10 @@ def test_copy_on_a_host_that_may_not_have_the_vm_is_shown_and_blocks_nothing(
         assert await problems_of(world, vm) == [[], []]
         await world.pass_time(6 * SECOND, owner, other)
         assert await problems_of(world, vm) == [[NOT_ACCEPTED]] * 2
+        of_hosts, message = await hosts_with_others(world), NOT_ACCEPTED["message"]
+        for host, others in (("host-a", []), ("host-b", [vm])):
+            assert message.replace("a copy", f"a copy of {vm}") in of_hosts[host][0]
+            assert of_hosts[host][1] == others
         assert count_not_accepted(world) == [1, 1]
         assert hosts_of(world, vm) == [(), ()]
 
@@ -393,6 +447,7 @@ def test_copy_on_a_host_that_may_not_have_the_vm_is_shown_and_blocks_nothing(
 
         await other.report()
         assert await problems_of(world, vm) == [[], []]
+        assert await hosts_with_others(world) == {}
         assert count_not_accepted(world) == [0, 0]
 
     run(test)

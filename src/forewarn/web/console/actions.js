@@ -167,12 +167,14 @@ export function hostActions(store, { name: host, daemon, problems }) {
           const { vms, scopes } = fresh;
           const prepared = prepare(session, fresh, `${count(vms.length, "VM")} of ${count(scopes.length, "scope")}`);
           body = prepared.body ?? body;
-          return vms.length ? prepared.text : [`Nothing happens now: there is no VM on ${host}.`];
+          const others = fresh.other_vms.length ? `VMs run on ${host} that the fleet does not have there, and are not notified: ${fresh.other_vms.slice(0, 5).join(", ")}.` : "";
+          return [...(vms.length ? prepared.text : [`Nothing happens now: the fleet has no VM on ${host}.`]), others];
         },
         label,
         isDangerous: verb === "fail",
         act: (postOnce) => postOnce(path`hosts/${host}/${verb}`, body()),
-        done: ({ events }) => (events.length ? `${count(events.length, "event")} announced.` : "Done. No VM was concerned."),
+        done: ({ events, warnings }) => [events.length ? `${count(events.length, "event")} announced.` : "No VM was concerned.",
+          ...warnings.map((warning) => `${warning}.`)].join(" "),
       });
     }, { class: verb === "fail" ? "risky" : null })), isLost ? button("Forget its daemon", () => forget(host), { class: "risky" }) : "",
   isLeft ? button("Forget it as fenced", () => forget(host, { isLeftRunning: true }), { class: "risky" }) : "");

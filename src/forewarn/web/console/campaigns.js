@@ -146,14 +146,14 @@ export class NewCampaignView extends View {
     const down = body.max_unavailable;
     body.max_unavailable = down === "" ? null : /^\d+$/.test(down) ? Number(down) : down;
     try {
-      const { plan } = await post("campaigns", { ...body, plan: true });
-      this.plan.replaceChildren(...this.planned(plan, body));
+      const { plan, warnings } = await post("campaigns", { ...body, plan: true });
+      this.plan.replaceChildren(...this.planned(plan, warnings, body));
     } catch (error) {
       this.plan.replaceChildren(h("p", { class: "outcome bad", role: "alert" }, explain(error)));
     }
   }
 
-  planned(plan, body) {
+  planned(plan, warnings, body) {
     const size = ({ waiting, waves }) => `${count(waves.flat().length, "host")} in ${count(waves.length, "wave")}`
       + (waiting.length ? `, and ${count(waiting.length, "host")} later` : "");
     const blocked = (title, hosts) => (hosts.length ? [h("h2", {}, title),
@@ -166,6 +166,7 @@ export class NewCampaignView extends View {
         away = fresh.plan.unreachable.length;
         return [`${size(fresh.plan)}. The VMs of the first wave are notified now. Each host starts when its notice has passed `
           + "or its VMs have approved; the next hosts follow as the limits allow.",
+        ...fresh.warnings.map((warning) => `${warning}.`).slice(0, 5),
         away ? `Nothing can be done on ${count(away, "host")} now: VMs there may be unable to read an event, and the impacts wait.` : ""];
       },
       label: "Start",
@@ -183,6 +184,7 @@ export class NewCampaignView extends View {
       ...blocked("Too large: leave these out, or allow more VMs to be down", plan.too_large),
       ...blocked("Unreachable: nothing can be done there at present", plan.unreachable),
       ...blocked("VMs that cannot move", plan.unmovable.map(({ host, vm, why }) => ({ host, why: `${vm}: ${why}` }))),
+      ...(warnings.length ? [h("h2", {}, "VMs that are not notified"), h("ul", {}, warnings.map((warning) => h("li", {}, warning)))] : []),
       h("div", { class: "actions" }, plan.too_large.length || !mayAct(this.store) ? "" : start),
     ];
   }

@@ -18,14 +18,19 @@ const HOST_CAUSES = ["maintenance", "infrastructure", "live-migration", "degrade
  */
 export function judge(store, host, vms) {
   const running = vms.filter((vm) => !isOff(vm));
+  const others = host.other_vms.map((vm) => explainOther(store, vm));
   if (host.state === "unreachable") {
     const reason = host.problems.find((problem) => problem.code === "unreachable")?.message ?? "";
     return { answer: "unknown", title: `Unknown: ${reason}`, reasons: [], since: host.daemon.is_connected ? null : host.daemon.since };
   }
   const left = host.problems.find((problem) => problem.code === "left-running");
-  if (!running.length && left) return { answer: "unknown", title: `Unknown: ${left.message}`, reasons: [], since: null };
-  if (!running.length) return { answer: "yes", title: "Yes: no VM runs on it", reasons: [] };
-  const reasons = running.map((vm) => explainVm(store.eventsOf(vm.name), vm)).filter((reason) => reason);
+  if (!running.length && !others.length && left) return { answer: "unknown", title: `Unknown: ${left.message}`, reasons: [], since: null };
+  const reasons = [...others, ...running.map((vm) => explainVm(store.eventsOf(vm.name), vm)).filter((reason) => reason)];
+  const refused = host.problems.find((problem) => problem.code === "not-accepted");
+  if (!reasons.length && refused) {
+    return { answer: "unknown", title: `Unknown: a VM there is not accepted, and may run: ${refused.message}`, reasons: [], since: null };
+  }
+  if (!running.length && !others.length) return { answer: "yes", title: "Yes: no VM runs on it", reasons: [] };
   if (!reasons.length) {
     const ends = running.map((vm) => findImpact(store.eventsOf(vm.name))).map(({ started_at: start, duration_seconds: seconds }) =>
       (seconds > 0 ? new Date(start).getTime() + seconds * 1000 : Infinity));
@@ -35,6 +40,13 @@ export function judge(store, host, vms) {
   const isAllAnnounced = reasons.every(({ until }) => until);
   const until = isAllAnnounced ? reasons.map((reason) => reason.until).sort().at(-1) : null;
   return { answer: "no", title: `No: ${count(reasons.length, "VM")} would be interrupted`, reasons, until };
+}
+
+/** Why a VM must not be interrupted that runs here, although the fleet does not have it here. */
+function explainOther(store, vm) {
+  const known = store.vms.get(vm);
+  const where = !known ? "is not in the fleet" : known.host ? `the fleet has it on ${known.host}` : "the fleet has it on no host";
+  return { vm: { name: vm }, isUnknown: !known, event: null, isOther: true, text: `runs here, and ${where}: it is not notified` };
 }
 
 const findImpact = (events) => events.find((event) => event.status === "Started");
@@ -113,9 +125,10 @@ export class HostView extends View {
         until ? h("p", {}, "The last notice ends ", relative(until), `, at ${clockTime(until)}. Then the impacts start.`) : "",
         ends ? h("p", {}, Number.isFinite(ends) ? `The first impact should end at ${clockTime(ends)}.`
           : "How long is not known: it ends when the first VM is back.") : "",
-        answer === "no" && !until && mayAct(this.store)
+        reasons.some(({ isOther }) => isOther) ? h("p", {}, "Maintenance does not cover the VMs that the fleet does not have here: stop them first.") : "",
+        answer === "no" && !until && reasons.some(({ isOther }) => !isOther) && mayAct(this.store)
           ? h("p", {}, "Maintain it below: its VMs are notified, and it is safe when their impacts have started.") : "",
-        h("ul", { class: "reasons" }, shown.map(({ vm, event, text }) => h("li", {}, link("vms", vm.name), " ",
+        h("ul", { class: "reasons" }, shown.map(({ vm, event, text, isUnknown }) => h("li", {}, isUnknown ? name(vm.name) : link("vms", vm.name), " ",
           event ? h("a", { href: `#/events/${event.id}` }, text) : text))),
         reasons.length > shown.length ? h("p", {}, `and ${reasons.length - shown.length} more.`) : ""),
       hostActions(this.store, host),

@@ -43,6 +43,7 @@ export const PROBLEMS = {
   "left-running": { state: "unknown", one: "host was left running without a daemon", many: "hosts were left running without a daemon" },
   "not-accepted": { state: "notice", one: "VM is not accepted", many: "VMs are not accepted" },
 };
+const OF_COPIES = ["duplicate", "duplicate-not-accepted"];
 /** Whether a VM certainly does not run; one of unknown power may. */
 export const isOff = (vm) => vm.power === "stopped" || vm.power === "deallocated";
 const ENDED = ["completed", "canceled", "failed"];
@@ -161,6 +162,7 @@ export class Store extends EventTarget {
     for (const host of this.hosts.values()) {
       for (const { code, message } of host.problems) {
         const isAway = code === "unreachable";
+        if (OF_COPIES.includes(code)) continue; // each is shown with its VM
         found.push({ kind: "hosts", name: host.name, code, message, count: isAway ? host.vms.length : 0 });
       }
     }

@@ -72,6 +72,8 @@ FIELDS = {
     "impacts": "The state of the impact on each VM, once Started.",
     "waits_for": "What has to happen before the impact goes on; empty if it runs, or is over.",
     "problems": "What is wrong with it.",
+    "warnings": "VMs that may run on a host, and that are not notified.",
+    "other_vms": "VMs that run there, and that the fleet does not have there.",
     "started_at": "Null until it has started.",
     "unreadable_since": "Its VMs have not been able to read it since then, so it does not start by"
     " time. Null if they can.",

@@ -161,7 +161,8 @@ class UnmovableVm(msgspec.Struct, frozen=True):
 class HostView(msgspec.Struct, frozen=True):
     """A host, its VMs, the ids of the events that name any of them, and what is wrong with it.
 
-    `unmovable` are those of its VMs that its daemon knows to be bound to it.
+    `unmovable` are those of its VMs that its daemon knows to be bound to it. `other_vms` run there
+    by its last report, and the fleet does not have them there: names, or ids of unknown VMs.
     """
 
     name: str
@@ -172,6 +173,7 @@ class HostView(msgspec.Struct, frozen=True):
     daemon: DaemonView | None
     problems: tuple[Problem, ...]
     unmovable: tuple[UnmovableVm, ...]
+    other_vms: list[str]
 
 
 class ScopeList(Paged, frozen=True):
@@ -213,9 +215,13 @@ class OperationResult(EventResult, frozen=True):
 
 
 class HostEvents(msgspec.Struct, frozen=True):
-    """One event for each scope and update domain on the host."""
+    """One event for each scope and update domain on the host.
+
+    `warnings`: VMs that may run there, and that were not notified.
+    """
 
     events: list[EventView]
+    warnings: list[str]
 
 
 class DifferenceView(Difference, frozen=True):
@@ -244,8 +250,9 @@ def event_result(problems: Problems, placed: ScopedEvent | NoEvent) -> EventResu
     return EventResult(event_view(problems, *placed))
 
 
-def host_events(problems: Problems, placed: Iterable[ScopedEvent]) -> HostEvents:
-    return HostEvents([event_view(problems, *one) for one in placed])
+def host_events(problems: Problems, placed: Iterable[ScopedEvent], host: str) -> HostEvents:
+    events = [event_view(problems, *one) for one in placed]
+    return HostEvents(events, list(problems.warn_of_others([host])))
 
 
 def scope_view(engine: Engine, scope: Scope) -> ScopeView:
@@ -276,6 +283,7 @@ def host_view(board: Board, managed: ManagedHosts, problems: Problems, name: str
         daemon=_daemon_view(record, problem, is_connected=is_connected) if record else None,
         problems=problems.of_host(name),
         unmovable=tuple(UnmovableVm(*each) for each in managed.unmovable_on(name).items()),
+        other_vms=managed.others_on(name),
         vms=tuple(sorted(vms)),
         scopes=tuple(scope.name for scope in scopes),
         events=tuple(

@@ -56,6 +56,7 @@ from forewarn.web.service import Service
 NUMBER_MAX = 10**12
 WAITING_HOSTS_MAX = 100
 UNMOVABLE_MAX = 1000
+WARNINGS_MAX = 1000
 
 ENDED_ERRORS = (UnknownCampaign, CampaignOver)
 Pattern = Annotated[str, Meta(min_length=1, max_length=128, description="1 to 128 characters")]
@@ -203,10 +204,14 @@ class PlanView(msgspec.Struct, frozen=True):
 
 
 class CampaignResult(msgspec.Struct, frozen=True):
-    """The campaign, or its plan if only that was requested."""
+    """The campaign, or its plan if only that was requested.
+
+    `warnings`: VMs that may run on its hosts, and that are not notified; at most 1,000.
+    """
 
     campaign: CampaignView | None = None
     plan: PlanView | None = None
+    warnings: list[str] = msgspec.field(default_factory=list)
 
 
 class CampaignList(Paged, frozen=True):
@@ -260,18 +265,20 @@ class CampaignController(Controller):
                 unreachable=_list_unreachable(service, planned),
                 unmovable=_list_unmovable(service, planned, data.spec()),
             )
-            return CampaignResult(plan=plan)
-        operation_id = service.operations.new_id()
+            return CampaignResult(plan=plan, warnings=_list_warnings(service, planned))
+        operation_id, warnings = service.operations.new_id(), list[str]()
 
         async def check(planned: Forecast) -> None:
             if is_move(EventType(data.type), Cause(data.cause)):
                 await service.hosts.refuse_moves(planned.hosts)
             if not data.allow_unreachable:
                 await refuse_unreachable(service, planned.hosts)
+            warnings[:] = _list_warnings(service, planned)
 
         started = await service.campaigns.start(data.spec(), call.by, operation_id, check)
         hosts = HostRunViews(service, call.take_turn)
-        return CampaignResult(await view_campaign(service, started, hosts))
+        campaign = await view_campaign(service, started, hosts)
+        return CampaignResult(campaign, warnings=warnings)
 
     @post("/{campaign:str}/pause", status_code=HTTP_200_OK, errors=ENDED_ERRORS)
     async def pause_campaign(self, campaign: Name, call: Call) -> CampaignResult:
@@ -403,6 +410,11 @@ def _view_blockers(blockers: Iterable[Blocker]) -> list[BlockerView]:
 def _list_unreachable(service: Service, planned: Forecast) -> list[UnreachableHost]:
     reasons = ((host, service.hosts.away_reason(host)) for host in planned.hosts)
     return [UnreachableHost(host, reason) for host, reason in reasons if reason]
+
+
+def _list_warnings(service: Service, planned: Forecast) -> list[str]:
+    warnings = service.hosts.problems.warn_of_others(planned.hosts)
+    return list(islice(warnings, WARNINGS_MAX))
 
 
 def _list_unmovable(

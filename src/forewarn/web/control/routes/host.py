@@ -157,7 +157,7 @@ class HostController(Controller):
             description=data.description,
             not_before=to_utc(data.not_before),
         )
-        return views.host_events(call.problems, placed)
+        return views.host_events(call.problems, placed, host)
 
     @post(
         "/{host:str}/degrade", status_code=HTTP_202_ACCEPTED, errors=(*HOST_ERRORS, errors.Refused)
@@ -170,7 +170,7 @@ class HostController(Controller):
         await call.service.hosts.refuse_moves([host])
         not_before = to_utc(data.not_before)
         placed = await call.service.operations.degrade(host, by=call.by, not_before=not_before)
-        return views.host_events(call.problems, placed)
+        return views.host_events(call.problems, placed, host)
 
     @post("/{host:str}/fail", status_code=HTTP_202_ACCEPTED, errors=(*HOST_ERRORS, errors.Refused))
     async def fail_host(self, host: Name, call: Call) -> HostEvents:
@@ -181,4 +181,4 @@ class HostController(Controller):
         check = partial(refuse_left_running, host)
         await call.service.engine.update([HOST_KEY.format(host)], check, by=call.by)
         placed = await call.service.operations.fail(host, by=call.by, check=check)
-        return views.host_events(call.problems, placed)
+        return views.host_events(call.problems, placed, host)

@@ -105,7 +105,7 @@ def test_plan_has_the_waves_and_starts_nothing() -> None:
         waves = [["host-a", "host-c"], ["host-b"]]
         plan = {"waves": waves, "too_large": [], "waiting": [], "total": 3}
         plan |= {"unreachable": [], "unmovable": []}
-        assert response == {"campaign": None, "plan": plan}
+        assert response == {"campaign": None, "plan": plan, "warnings": []}
         assert (await world.json("GET", PATH))["campaigns"] == []
 
     main(act)

@@ -102,6 +102,63 @@ def test_retried_maintenance_is_not_refused_because_the_daemon_left_meanwhile() 
     run(test)
 
 
+async def run_others(world: World) -> None:
+    """host-b runs a copy of web-0, host-c a VM that the fleet cannot read; neither has others."""
+    await world.daemon("host-a", reported("web-0", scope="web"))
+    await world.daemon("host-b", reported("web-0", scope="web"))
+    await world.daemon("host-c", reported("web-2", id="nonsense"))
+
+
+OTHERS = [
+    "host-b runs web-0, which the fleet does not have there: it is not notified",
+    "host-c has VMs that are not accepted, and that may run: they are not notified",
+]
+
+
+def test_operations_on_a_host_that_runs_other_vms_than_the_fleet_has_there_say_so() -> None:
+    """Without events, an operator would read that the host is empty."""
+
+    async def test(world: World) -> None:
+        await run_others(world)
+        body = {"type": "Reboot"}
+        for operation in ("maintain", "degrade", "fail"):
+            path = f"hosts/host-{{}}/{operation}"
+            sent = body if operation == "maintain" else {}
+            for host, warning in zip("bc", OTHERS, strict=True):
+                response = await ask(world, "POST", path.format(host), sent)
+                assert response == {"events": [], "warnings": [warning]}
+        assert (await ask(world, "POST", "hosts/host-a/maintain", body))["warnings"] == []
+
+    run(test)
+
+
+def test_campaign_names_hosts_that_run_other_vms_than_the_fleet_has_there() -> None:
+    async def test(world: World) -> None:
+        await run_others(world)
+        body = {"type": "Reboot", "hosts": ["host-*"]}
+        planned = await ask(world, "POST", "campaigns", body | {"plan": True})
+        assert planned["warnings"] == OTHERS
+        assert (await ask(world, "POST", "campaigns", body))["warnings"] == OTHERS
+
+    run(test)
+
+
+def test_several_other_vms_of_a_host_are_counted() -> None:
+    async def test(world: World) -> None:
+        vms = [reported(f"web-{number}", scope="web") for number in range(7)]
+        await world.daemon("host-a", *vms)
+        await world.daemon("host-b", *vms)
+        (warning,) = (await ask(world, "POST", "hosts/host-b/maintain", {"type": "Reboot"}))[
+            "warnings"
+        ]
+        assert warning == (
+            "host-b runs web-0, web-1, web-2, web-3, web-4 and 2 more VMs, which the fleet does not"
+            " have there: they are not notified"
+        )
+
+    run(test)
+
+
 def test_request_is_recognized_whose_server_died_before_it_responded() -> None:
     """The events are announced, and no response is stored: another server repeats the request."""
 
