@@ -196,8 +196,19 @@ def test_event_that_is_due_and_does_not_start_says_that_its_vm_cannot_read_it(
             expect(watched.page.locator("main")).to_contain_text(
                 "its VMs have not been able to read it since", timeout=90_000
             )
+            waits_for = f"the daemon of host-a: {AWAY} 20"
+            expect(watched.page.locator("dl")).to_contain_text(f"Waits for{waits_for}")
             assert watched.find_accessibility_problems() == []
+            watched.view("#/")
+            row = watched.page.get_by_role("region", name="Events whose approval is missing")
+            expect(row).to_contain_text(f"Waits for {waits_for}")
+            expect(watched.page.locator(".lead").first).not_to_contain_text("Next deadline")
+            watched.view("#/hosts/host-a")
+            expect(watched.page.locator(".verdict")).not_to_contain_text("until")
+            watched.view("#/vms/web-0")
+            expect(watched.page.locator("main")).to_contain_text(f"waits for {waits_for}")
         shown = ask(world, "event", "show", event["id"])
+        assert re.search(rf"^waits for +{waits_for}", shown, re.MULTILINE)
         assert re.search(r"^unreadable since +20\d\d-", shown, re.MULTILINE)
 
 

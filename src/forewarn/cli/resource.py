@@ -9,7 +9,7 @@ import typer
 from forewarn.cli.api import ControlClient, api_command, complete_names
 from forewarn.cli.lookup import find_campaign, find_event
 from forewarn.cli.options import Limit
-from forewarn.cli.output import format_time, show_events, show_list, show_one, show_warnings
+from forewarn.cli.output import show_events, show_list, show_one, show_warnings
 from forewarn.cli.times import FUTURE, parse_time
 
 Items = Sequence[Mapping[str, Any]]
@@ -61,24 +61,14 @@ def arrange_events(events: Items) -> Items:
     ]
 
 
-def mark_unreadable(items: Items) -> Items:
-    """For a list. An event that its VMs cannot read does not start at its NotBefore."""
-    return [
-        {**event, "status": f"{event['status']} (unreadable)"}
-        if event.get("unreadable_since")
-        else event
-        for event in arrange_events(items)
-    ]
+def mark_waiting(items: Items) -> Items:
+    """For a list: the events that do not start at their NotBefore. `show` has the reason."""
 
+    def mark(event: Mapping[str, Any]) -> str:
+        is_unreadable = event.get("unreadable_since") is not None
+        return " (unreadable)" if is_unreadable else " (waiting)" if event.get("waits_for") else ""
 
-def explain_unreadable(items: Items) -> Items:
-    """The same for one event, with the reason."""
-    return [
-        {**event, "start": f"waits: its VMs cannot read it since {format_time(since)}"}
-        if (since := event.get("unreadable_since"))
-        else event
-        for event in arrange_events(items)
-    ]
+    return [{**event, "status": event["status"] + mark(event)} for event in arrange_events(items)]
 
 
 def name_problems(items: Items) -> Items:
@@ -119,11 +109,11 @@ def explain_host(items: Items) -> Items:
 
 
 ARRANGE_LIST = {
-    "events": mark_unreadable,
+    "events": mark_waiting,
     "vms": name_problems,
     "hosts": explain_problems_of_hosts,
 }
-ARRANGE_ONE = {"events": explain_unreadable, "vms": explain_problems, "hosts": explain_host}
+ARRANGE_ONE = {"events": arrange_events, "vms": explain_problems, "hosts": explain_host}
 
 
 def resource(name: str, help_: str, columns: Sequence[str], example: str) -> typer.Typer:

@@ -10,8 +10,9 @@ from enum import StrEnum
 
 import msgspec
 
-from forewarn.core.event import Impact, ImpactState
+from forewarn.core.event import Event, Impact, ImpactState, Source, Status
 from forewarn.core.fleet import Scope, Vm
+from forewarn.core.machine import domains_under_impact
 from forewarn.engine.duplicates import DuplicateVms, describe_missing
 from forewarn.engine.engine import Engine
 from forewarn.engine.managed_hosts import ManagedHosts
@@ -56,6 +57,7 @@ class ScopeIndex:
     """The events, VMs and impacts of a scope: it is walked once, however many are looked up."""
 
     def __init__(self, scope: Scope) -> None:
+        self.scope = scope
         self.events = {event.id: event for event in scope.events}
         self.vms = {vm.name: vm for vm in scope.vms}
         self.impacts: defaultdict[str, list[Impact]] = defaultdict(list)
@@ -171,6 +173,50 @@ class Problems:
         busy = {impact.vm for impact in (*scope.impacts, *scope.dropped) if impact.is_held}
         for impact in impacts:
             yield impact, self._waits_for(vms.get(impact.vm), impact, busy)
+
+    def waits_to_start(self, scope: Scope, event: Event, *, is_stuck: bool = False) -> str:
+        """What has to happen before an event starts that is due or approved, or that its VMs cannot
+        read; empty if it has started, or if time alone is enough. `is_stuck`: also empty if it
+        waits for its turn, and the impacts before it go on.
+        """
+        if event.status is not Status.SCHEDULED:
+            return ""
+        if event.is_approved or event.has_had_notice:
+            return self._waits_for_turn(scope, event, is_stuck=is_stuck)
+        if event.unreadable_since is None:
+            return ""
+        names = set(event.resources)
+        for host in sorted({vm.host for vm in scope.vms if vm.name in names}):
+            is_away = self._managed.find(host) is not None and not self._managed.has_contact(host)
+            if is_away:
+                return self.describe_away(host)
+            silence = self._describe_silence(host)
+            if silence:
+                return f"{host}: {silence}"
+        since = _format(event.unreadable_since)
+        return f"its VMs to be able to read it: they have not been since {since}"
+
+    def _waits_for_turn(self, scope: Scope, event: Event, *, is_stuck: bool) -> str:
+        """Which update domain holds an event that is ready, and what that waits for in turn."""
+        under_impact = domains_under_impact(scope)
+        if event.source is not Source.PLATFORM or not under_impact:
+            return ""
+        others = under_impact - {event.update_domain}
+        if not others:
+            return (
+                ""
+                if is_stuck
+                else f"an earlier event of {scope.name}, which waits for another update domain"
+            )
+        domain = min(others)
+        vms = {vm.name: vm for vm in scope.vms if vm.update_domain == domain}
+        stuck = ((vms[each.vm], each) for each in scope.impacts if each.vm in vms)
+        reasons = (self._waits_for_hosts(vm, each) for vm, each in stuck if _is_waiting(each))
+        reason = next(filter(None, reasons), "")
+        text = f"update domain {domain} of {scope.name}, under impact"
+        if reason:
+            return f"{text}, which waits for {reason}"
+        return "" if is_stuck else text
 
     def awaited_daemon(self, vm: Vm, *, moves: bool) -> str:
         """The daemon that has to return before an impact on a VM can begin; empty if none has."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from forewarn.core.event import ImpactState
+from forewarn.core.event import EventType, ImpactState
 from forewarn.engine.inventory import NOT_ACCEPTED_LENGTH_MAX, NOT_ACCEPTED_MAX
 from tests.unit.engine.hostd_world import NOON, SECOND, World, reported, run
 
@@ -415,6 +415,7 @@ def test_event_that_its_vms_cannot_read_says_since_when_and_for_how_long() -> No
             assert shown["status"] == "Scheduled"
             assert shown["unreadable_since"] == "2030-01-31T12:00:00Z"
             assert shown["unreadable_seconds"] == 0
+            assert shown["waits_for"] == f"the daemon of host-a: {AWAY}"
         (entry,) = [entry for entry in await world.history("updated") if entry.event]
         assert entry.detail == (
             "its VMs have not been able to read it since 2030-01-31T12:00:00Z,"
@@ -425,10 +426,78 @@ def test_event_that_its_vms_cannot_read_says_since_when_and_for_how_long() -> No
         await world.settle()
         shown = await get(world, event)
         assert shown["unreadable_since"] is None
+        assert shown["waits_for"] == ""
         assert 16 * 60 <= shown["unreadable_seconds"] <= 16 * 60 + 2
         assert shown["not_before"].startswith("2030-01-31T12:31:0")
 
     run(test, is_confirming=True)
+
+
+def test_event_names_the_host_whose_guests_get_no_response() -> None:
+    """Its daemon is connected: only the reason tells an operator where to look."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.poll("web-0")
+        placed = await world.servers[0].operations.restart("web-0", by="ann")
+        assert placed is not None
+        event = f"events/{placed[1].id}"
+        daemon.unconfirmed_since = world.clock.now()
+        assert (await get(world, event))["waits_for"] == ""
+        await world.pass_time(timedelta(seconds=30), daemon)
+        for server in (0, 1):
+            assert (await get(world, event, server))["waits_for"] == f"host-a: {NO_RESPONSE}"
+
+    run(test, is_confirming=True)
+
+
+def test_event_that_no_server_could_show_has_no_host_to_blame() -> None:
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("web-0"))
+        await world.poll("web-0")
+        server = world.servers[0]
+        placed = await server.operations.restart("web-0", by="ann")
+        assert placed is not None
+        unreadable = replace(placed[1], unreadable_since=NOON)
+        assert server.hosts.problems.waits_to_start(server.scope("web-0"), unreadable) == (
+            "its VMs to be able to read it: they have not been since 2030-01-31T12:00:00Z"
+        )
+
+    run(test)
+
+
+def test_due_event_names_the_update_domain_that_holds_it_and_what_that_waits_for() -> None:
+    """Else an operator sees an event that is due and does not start, without a reason."""
+
+    async def test(world: World) -> None:
+        web: dict[str, Any] = {"scope": "web", "kind": "scale-set"}
+        await world.daemon("host-a", reported("web-0", **web, update_domain=0))
+        other = await world.daemon("host-b", reported("web-1", **web, update_domain=1))
+        await world.poll("web")
+        operations = world.servers[0].operations
+        events = [
+            (await operations.maintain(host, type=EventType.REBOOT, by="ann"))[0][1].id
+            for host in ("host-a", "host-b")
+        ]
+        await operations.approve(events[0], by="ann")
+        await world.settle()
+        held = f"events/{events[1]}"
+        assert (await get(world, held))["waits_for"] == ""
+        await operations.approve(events[1], by="ann")
+        await world.settle()
+        assert (await get(world, held))["waits_for"] == "update domain 0 of web, under impact"
+        scope, problems = world.servers[0].scope("web"), world.servers[0].hosts.problems
+        (event,) = (each for each in scope.events if each.id == events[1])
+        assert problems.waits_to_start(scope, event, is_stuck=True) == "", (
+            "a campaign only takes time"
+        )
+        await world.pass_time(timedelta(seconds=20), other)
+        for server in (0, 1):
+            waits_for = (await get(world, held, server))["waits_for"]
+            text = "update domain 0 of web, under impact, which waits for the daemon of host-a"
+            assert waits_for == f"{text}: {AWAY}"
+
+    run(test)
 
 
 def test_started_event_does_not_wait_for_its_vms_to_read_it() -> None:

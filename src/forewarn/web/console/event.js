@@ -11,10 +11,10 @@ import { View } from "./view.js";
 const ENTRIES_MAX = 200;
 const IMPACTS = { impacted: "done", "impact-failed": "failed" };
 
-/** Why it does not start, or was postponed, although its deadline has passed; null if VMs can read it. */
+/** Since when its VMs cannot read it, or for how long they could not; null if they could all the time. */
 function describeUnreadable(event) {
   const since = event.unreadable_since;
-  if (since) return ["Waits", [`its VMs have not been able to read it since ${clockTime(since)}, `, relative(since)]];
+  if (since) return ["Cannot be read", [`its VMs have not been able to read it since ${clockTime(since)}, `, relative(since)]];
   const seconds = event.unreadable_seconds;
   return seconds ? ["Could not be read", `for ${length(seconds * 1000)}, which does not count as notice`] : null;
 }
@@ -57,7 +57,8 @@ export class EventView extends View {
     const countdown = h("p", { class: "countdown" }, isStarted ? "Started " : "Deadline ", relative(start),
       h("small", {}, ` ${clockTime(start)}`));
     return this.content(event, badge(kind, word), [countdown, eventActions(this.store, event)], [
-      event.is_approved || isStarted ? null : ["Waits for", describeMissing(this.store, event)],
+      event.waits_for ? ["Waits for", event.waits_for] : null,
+      event.is_approved || isStarted ? null : ["Approval by", describeMissing(this.store, event)],
       describeUnreadable(event),
       ["Why", [event.cause, event.description ? `: ${event.description}` : ""]],
       ["Requested by", event.source === "User" ? "a user" : "the platform"],

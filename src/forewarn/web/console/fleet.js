@@ -174,7 +174,7 @@ export class VmView extends View {
       events.length ? h("ul", { class: "plain" }, events.map((event) => h("li", {},
         h("a", { href: `#/events/${event.id}` }, badge(event.status === "Started" ? "impact" : "notice", event.type)),
         event.status === "Started" ? " started " : " deadline ", relative(event.started_at ?? event.not_before),
-        ` (${clockTime(event.started_at ?? event.not_before)})`)))
+        ` (${clockTime(event.started_at ?? event.not_before)})`, event.waits_for ? `, waits for ${event.waits_for}` : "")))
         : empty("Nothing is planned for this VM."),
       h("p", {}, "What happened before: ", this.historyLink()),
     ];

@@ -57,6 +57,7 @@ function explainVm(events, vm) {
   const scheduled = events.find((event) => event.status === "Scheduled" && HOST_CAUSES.includes(event.cause));
   if (started && HOST_CAUSES.includes(started.cause)) return null;
   if (started) return { vm, event: started, text: `is under impact: ${started.type}` };
+  if (scheduled?.waits_for) return { vm, event: scheduled, text: `has an event that waits for ${scheduled.waits_for}` };
   if (scheduled) {
     const until = scheduled.not_before;
     return { vm, event: scheduled, until, text: `has notice until ${clockTime(until)}` };

@@ -91,7 +91,7 @@ export class NowView extends View {
   showLead(waiting) {
     const { vms, scopes, hosts } = this.store;
     const size = `${count(vms.size, "VM")} in ${count(scopes.size, "scope")} on ${count(hosts.size, "host")}.`;
-    const next = waiting[0];
+    const next = waiting.find((event) => !event.waits_for);
     show(this.lead, JSON.stringify([size, next?.id, next?.not_before]), () => {
       if (!vms.size) return ["There are no VMs yet. Apply a fleet file: ", h("code", {}, "forewarn fleet apply FILE")];
       return next ? [`${size} Next deadline: `, link("vms", next.resources[0]), ", ", relative(next.not_before), "."] : size;
@@ -112,7 +112,8 @@ export class NowView extends View {
     setText(this.more, `Show ${Math.min(ROWS, left)} more of ${left.toLocaleString()} with later deadlines`);
     this.rows.fill(waiting.slice(0, this.shown), (event) => event.id, (event) => this.row(event), (row, event) => {
       const [, , start, missing, actions] = row.children;
-      show(start, event.not_before, () => [relative(event.not_before), h("small", {}, clockTime(event.not_before))]);
+      show(start, `${event.not_before} ${event.waits_for}`, () => [relative(event.not_before),
+        h("small", {}, event.waits_for ? `Waits for ${event.waits_for}` : clockTime(event.not_before))]);
       show(missing, `${event.approvals}`, () => h("span", {}, describeMissing(this.store, event)));
       show(actions, event.not_before, () => eventActions(this.store, event) ?? "");
     });

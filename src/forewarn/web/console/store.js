@@ -14,6 +14,7 @@ const CHECK_MILLISECONDS = 15_000;
 const CLOCK_MILLISECONDS = 1000;
 const JUMP_MILLISECONDS = 5000; // of a lab's clock
 const CROWDED_MILLISECONDS = 20_000; // how often all is read while no stream is to be had
+const DUE_MAX = 20; // the others are read again with everything else
 const DIRTY_MAX = 50; // more than this, and the whole list is read
 
 /** The states of a VM, most urgent first. A shape and a word, so that colour is never needed. */
@@ -89,7 +90,10 @@ export class Store extends EventTarget {
     const interval = Math.min(600_000, Math.max(30_000, this.session.silent_seconds * 500));
     setInterval(() => this.#mark({ isAll: true }), interval);
     const hasDaemons = () => [...this.hosts.values()].some((host) => host.daemon);
-    setInterval(() => this.#mark({ isSession: true, isHosts: hasDaemons() }), CHECK_MILLISECONDS);
+    setInterval(() => {
+      this.#markDue();
+      this.#mark({ isSession: true, isHosts: hasDaemons() });
+    }, CHECK_MILLISECONDS);
     if (this.session.is_lab) setInterval(() => this.readClock().catch((error) => this.#fail(error)), CLOCK_MILLISECONDS);
   }
 
@@ -215,6 +219,13 @@ export class Store extends EventTarget {
     this.#isRead = false;
     this.#mark({ isAll: true }, RETRY_MILLISECONDS);
     this.#showLive();
+  }
+
+  /** What an event waits for that should have started changes without an entry. */
+  #markDue() {
+    const due = [...this.events.values()].filter((event) => event.status === "Scheduled"
+      && (event.waits_for || event.is_approved || new Date(event.not_before) <= now()));
+    due.slice(0, DUE_MAX).forEach((event) => this.#dirty.events.add(event.id));
   }
 
   #take(entry) {

@@ -70,7 +70,7 @@ FIELDS = {
     "is_approved": "Whether the approvals suffice: it starts as soon as its turn comes.",
     "update_domain": "VMs of different update domains are not affected at the same time.",
     "impacts": "The state of the impact on each VM, once Started.",
-    "waits_for": "What has to happen before the impact goes on; empty if it runs, or is over.",
+    "waits_for": "What has to happen before it starts or goes on; empty if it does, or is over.",
     "problems": "What is wrong with it.",
     "warnings": "VMs that may run on a host, and that are not notified.",
     "other_vms": "VMs that run there, and that the fleet does not have there.",

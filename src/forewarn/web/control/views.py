@@ -79,6 +79,8 @@ class ImpactView(msgspec.Struct, frozen=True):
 
 
 class EventView(msgspec.Struct, frozen=True):
+    """An event. `waits_for` is empty unless it is Scheduled, and not to start by time alone."""
+
     id: str
     type: EventType
     status: Status
@@ -97,6 +99,7 @@ class EventView(msgspec.Struct, frozen=True):
     cause: Cause
     unreadable_since: datetime | None
     unreadable_seconds: int
+    waits_for: str
 
 
 class PolicyView(msgspec.Struct, frozen=True):
@@ -239,6 +242,7 @@ def event_view(problems: Problems, scope: Scope, event: Event) -> EventView:
     )
     unreadable = {
         "unreadable_since": event.unreadable_since if event.status is Status.SCHEDULED else None,
+        "waits_for": problems.waits_to_start(scope, event),
         "unreadable_seconds": int(round_up(unread_duration(event)).total_seconds()),
     }
     return view(EventView, event, scope=scope.name, impacts=impacts, **unreadable)

@@ -350,13 +350,14 @@ class HostRunViews:
                 obstacle = problems.obstacle(scope, event.id)
             else:
                 reason = hosts.away_reason(run.host)
-                obstacle = f"the daemon of {run.host}: {reason}" if reason else ""
+                obstacle = (
+                    f"the daemon of {run.host}: {reason}"
+                    if reason
+                    else problems.waits_to_start(scope.scope, event, is_stuck=True)
+                )
             if obstacle:
                 return obstacle
-        is_unreadable = any(
-            event.status is Status.SCHEDULED and event.unreadable_since for _, event in live
-        )
-        return "VMs to be able to read their events" if is_unreadable else ""
+        return ""
 
 
 async def view_campaign(

@@ -242,7 +242,14 @@ def test_host_whose_vms_cannot_read_shows_that_and_no_estimate() -> None:
         daemon.unconfirmed_since = world.clock.now()
         await world.pass_time(timedelta(minutes=2), daemon)
 
-        assert await progress(world) == ("VMs to be able to read their events", False, False)
+        assert await progress(world) == (
+            (
+                "host-a: guests there have had no response from a metadata server since"
+                " 2030-01-31T12:00:00Z"
+            ),
+            False,
+            False,
+        )
 
     hostd_world.run(act, is_confirming=True)
 

@@ -22,7 +22,7 @@ from tests.unit.web.control_world import FLEET, NOON, World, main, make_client
 EVENT_MEMBERS = (
     "id type status source scope update_domain resources not_before duration_seconds description"
     " created_at started_at approvals is_approved impacts cause unreadable_since"
-    " unreadable_seconds"
+    " unreadable_seconds waits_for"
 )
 
 
@@ -54,6 +54,7 @@ def test_restart_returns_the_scheduled_event() -> None:
                 "cause": "user-restart",
                 "unreadable_since": None,
                 "unreadable_seconds": 0,
+                "waits_for": "",
             },
             "reason": None,
             "waits_for": "",
