@@ -97,6 +97,38 @@ def test_dead_host_is_shown_with_the_reason_everywhere(tmp_path: Path) -> None:
         )
 
 
+def test_vm_of_a_dead_host_is_marked_whatever_else_is_true_of_it(tmp_path: Path) -> None:
+    """An event does not hide that its power is only as last reported."""
+    with hosting(tmp_path) as world, daemon_of(world, *EXEC) as daemon:
+        world.wait_for_vms("web-0", "web-1")
+        world.server.poll(vm="web-0")
+        for name in ("web-0", "web-1"):
+            ask(world, "vm", "redeploy", name)
+        impact = world.server.ask("GET", "/events")[1]["events"]
+        (event,) = (each["id"] for each in impact if each["resources"] == ["web-1"])
+        daemon.kill()
+        eventually(lambda: AWAY in ask(world, "host", "show", "host-a"))
+        world.server.ask("POST", f"/events/{event}/approve")
+        with console(world.server.control) as watched:
+            watched.allowed.append("the server responded with a status of 401")
+            page = watched.page
+            sign_in(watched, world)
+            watched.view("#/fleet")
+            notice = page.get_by_role("link", name="web-0: in notice, host unreachable")
+            expect(notice).to_have_text("▲!")
+            impact = page.get_by_role("link", name="web-1: under impact, host unreachable")
+            expect(impact).to_have_text("◆!")
+            state = page.get_by_label("State", exact=True)
+            for word, number in (("host unreachable", 2), ("in notice", 1), ("quiet", 0)):
+                state.select_option(word)
+                expect(page.locator("a.tile:visible")).to_have_count(number)
+            state.select_option("host unreachable")
+            expect(page.locator(".legend")).to_contain_text("host unreachable 2")
+            assert watched.find_accessibility_problems() == []
+            watched.view("#/vms/web-0")
+            expect(page.locator("main")).to_contain_text("running when its host was last reached")
+
+
 def test_daemon_that_cannot_act_is_connected_and_says_why(tmp_path: Path) -> None:
     """Since when it is connected is not since when it cannot act."""
     with hosting(tmp_path) as world, daemon_of(world, *EXEC) as daemon:

@@ -93,15 +93,18 @@ export class FleetView extends View {
   paint(vm) {
     const tile = this.tiles.get(vm.name);
     const state = this.store.stateOf(vm);
-    const { word, shape } = STATES[state];
+    // A second mark: an event does not hide that the host of the VM is unreachable.
+    const states = this.store.isAway(vm) && state !== "unreachable" ? [state, "unreachable"] : [state];
+    const word = states.map((each) => STATES[each].word).join(", ");
     const problems = this.store.problemsOf(vm).map(({ message }) => `; ${message}`).join("");
     const title = `${vm.name}: ${word}${vm.host ? `, on ${vm.host}` : ""}${problems}`;
     if (tile.title !== title) tile.title = title;
-    if (tile.dataset.state === state) return;
+    if (tile.dataset.states === states.join(" ")) return;
     tile.className = `tile ${state}`;
     tile.dataset.state = state;
+    tile.dataset.states = states.join(" ");
     tile.dataset.word = word;
-    setText(tile, shape);
+    setText(tile, states.map((each) => STATES[each].shape).join(""));
     tile.setAttribute("aria-label", `${vm.name}: ${word}`);
   }
 
@@ -113,12 +116,13 @@ export class FleetView extends View {
     for (const [each, tile] of this.tiles) {
       const vm = this.store.vms.get(each);
       if (!vm) continue;
+      const states = tile.dataset.states.split(" ");
       const isShown = (!scope || vm.scope === scope) && (!host || vm.host === host) &&
-        (!state || tile.dataset.state === state) && (!wanted || `${vm.name} ${vm.address} ${vm.id}`.toLowerCase().includes(wanted));
+        (!state || states.includes(state)) && (!wanted || `${vm.name} ${vm.address} ${vm.id}`.toLowerCase().includes(wanted));
       if (tile.hidden === isShown) tile.hidden = !isShown;
       if (!isShown) continue;
       shown += 1;
-      counts.set(tile.dataset.state, (counts.get(tile.dataset.state) ?? 0) + 1);
+      states.forEach((one) => counts.set(one, (counts.get(one) ?? 0) + 1));
     }
     this.groups.classList.toggle("detailed", shown <= DETAILED_MAX);
     for (const row of this.groups.querySelectorAll(".domain, .scope")) row.hidden = !row.querySelector(TILE);
@@ -165,7 +169,7 @@ export class VmView extends View {
           h("li", {}, badge(PROBLEMS[code]?.state ?? "unreachable", code.replaceAll("-", " ")), " ", message)))] : null,
         ["Host", vm.host ? link("hosts", vm.host) : "none"],
         ["Scope", [name(vm.scope), `, update domain ${vm.update_domain}, fault domain ${vm.fault_domain}`]],
-        ["Power", state === "unreachable" ? `${vm.power} when its host was last reached` : vm.power],
+        ["Power", this.store.isAway(vm) ? `${vm.power} when its host was last reached` : vm.power],
         ["Address", vm.address || "none"],
         vm.id ? ["Id", h("code", {}, vm.id)] : null,
         ["Last poll", vm.seen_at ? relative(vm.seen_at) : "never: nothing in this VM reads its events"],

@@ -157,6 +157,11 @@ export class Store extends EventTarget {
     return [...host, ...vm.problems.filter((problem) => problem.code !== "host-unreachable")];
   }
 
+  /** Whether the power of a VM, and whatever is done to it, is only as its host has reported last. */
+  isAway(vm) {
+    return this.problemsOf(vm).some(({ code }) => code === "host-unreachable");
+  }
+
   /**
    * What is wrong with hosts and VMs, most urgent first: `{kind, name, code, message, count}`. A VM whose host
    * is unreachable is counted with its host.
