@@ -34,6 +34,7 @@ from forewarn.engine.managed_hosts import (
     unless_fenced,
     unless_forgotten,
 )
+from forewarn.engine.report_rate import ReportRate
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Error, HostTaken, Unavailable
 from forewarn.log import log
@@ -42,6 +43,8 @@ from forewarn.store.base import Lease
 
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 TICK = timedelta(seconds=1)
+BRIDGES_SHOWN_MAX = 5
+"""How many bridges a history entry names."""
 MERGE_AFTER = timedelta(seconds=5 + CLOCK_SKEW_SECONDS_MAX)
 """A daemon that replaces one in contact may be the clone of its machine, with other VMs. The other
 one sends a request in this time, by the clock of any server, and then none is served.
@@ -63,6 +66,7 @@ class HostSessions:
         get_lease: Callable[[], Lease | None],
         on_connect: Callable[[Iterable[str]], None],
         on_end: Callable[[str], None],
+        rate: ReportRate,
     ) -> None:
         self._engine = engine
         self._managed = managed
@@ -70,6 +74,7 @@ class HostSessions:
         self._get_lease = get_lease
         self._on_connect = on_connect
         self._on_end = on_end
+        self._rate = rate
         self._sessions: dict[str, DaemonSession] = {}
         self._processing = Counter[tuple[str, str]]()  # requests by host and session
         self._connected = asyncio.Event()
@@ -117,9 +122,19 @@ class HostSessions:
         """The session of a daemon that has sent something."""
         session, record = self._sessions.get(host), self._managed.find(host)
         is_known = session is not None and session.latest.session == request.session
-        if session and is_known and self.serves(host) and self._is_noted(record, request):
+        is_connected = is_known and self.serves(host)
+        if session and is_connected and self._is_noted(record, request):
             return session
-        await self.update(host, request)
+        if not self._rate.has_room_for_change(host):
+            self._engine.throttled_log.warn("too many changes of a host", host=host)
+            if session and is_connected and record and self._contacts.is_noted(record, request):
+                return session  # a later request says the same about problems and bridges
+            raise Unavailable(f"the daemon of {host} reports too many changes; try again")
+        try:
+            await self.update(host, request)
+        finally:
+            if self._managed.find(host) != record:  # also if it is refused
+                self._rate.add_change(host, len(request.unserved))
         await self._engine.require_caught_up()  # another server may have handed out impacts
         session = self._sessions.get(host)
         if session is None or session.latest.session != request.session:
@@ -345,7 +360,7 @@ def describe_change(old: ManagedHost, new: ManagedHost) -> list[str]:
 
 
 def describe_guests(old: ManagedHost, new: ManagedHost) -> Iterator[str]:
-    """Which guests get no response any more, and which do again."""
+    """Which guests get no response any more, and which do again; all bridges as one text."""
     since = new.unconfirmed_since
     if since is not None and old.unconfirmed_since is None:
         text = f"guests of {new.host} have had no response from a metadata server"
@@ -353,10 +368,15 @@ def describe_guests(old: ManagedHost, new: ManagedHost) -> Iterator[str]:
     elif since is None and old.unconfirmed_since is not None:
         yield f"guests of {new.host} no longer wait for a response from a metadata server"
     before, after = ({each.bridge: each for each in record.unserved} for record in (old, new))
-    for bridge in sorted(before.keys() ^ after.keys()):
+    changed, texts = sorted(before.keys() ^ after.keys()), list[str]()
+    for bridge in changed[:BRIDGES_SHOWN_MAX]:
         is_lost = bridge in after
         state = f"is not served: {after[bridge].problem}" if is_lost else "is served again"
-        yield f"bridge {bridge} of {new.host} {state}"
+        texts.append(f"bridge {bridge} of {new.host} {state}")
+    if len(changed) > BRIDGES_SHOWN_MAX:
+        texts.append(f"and {len(changed) - BRIDGES_SHOWN_MAX} more bridges")
+    if texts:
+        yield "; ".join(texts)
 
 
 def was_absent(since: datetime | None, now: datetime) -> bool:

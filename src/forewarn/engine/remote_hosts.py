@@ -63,6 +63,7 @@ class RemoteHosts:
         self.duplicates = DuplicateVms(engine, self.managed)
         self.removal = HostRemoval(engine, self.managed, self.contacts, self.duplicates)
         self.unserved = UnservedVms(engine)
+        self._report_rate = ReportRate(engine.clock)
         self._sessions = HostSessions(
             engine,
             self.managed,
@@ -70,6 +71,7 @@ class RemoteHosts:
             self._find_lease,
             self._on_connect,
             self.unserved.forget,
+            self._report_rate,
         )
         self._targets = MoveTargets(engine, self.managed, self._sessions)
         self.problems = Problems(engine, self.managed, self.unserved, self.duplicates)
@@ -79,7 +81,6 @@ class RemoteHosts:
         self.on_change: Callable[[Iterable[str]], None] = lambda vms: None
         self._engine = engine
         self._operations = operations
-        self._report_rate = ReportRate(engine.clock)
         self._waiting: defaultdict[str, set[DaemonSession]] = defaultdict(set)  # by scope
         self._held: defaultdict[str, set[str]] = defaultdict(set)  # VMs, by the host they wait for
         self._is_stopping = False
