@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-READY = re.compile(r"metadata (http://\S+?), control (http://\S+?), store ")
+READY = re.compile(r"metadata (http://\S+?), control (https?://\S+?), store ")
 START_SECONDS_MAX = 60
 STOP_SECONDS_MAX = 20
 

@@ -19,7 +19,8 @@ from forewarn.option_kind import Address
 from forewarn.web.http.admission import TimedConnection
 from forewarn.web.http.compatibility import probe
 from forewarn.web.http.connection import TICK_SECONDS, Connection, ConnectionPolicy
-from forewarn.web.http.tls import HANDSHAKE_SECONDS_MAX, SHUTDOWN_SECONDS_MAX, Certificate
+from forewarn.web.http.tls import Certificate
+from forewarn.web.http.tls_server import TlsServer
 
 BACKLOG = 4096
 SERVER_METADATA = f"Forewarn-IMDS/{__version__}"
@@ -63,7 +64,7 @@ class Listener:
 
     def __post_init__(self) -> None:
         self.state = ServerState()
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsServer | None = None
         self._is_stopping = asyncio.Event()
         self._ticking: asyncio.Task[None] | None = None
 
@@ -76,16 +77,13 @@ class Listener:
         arguments: dict[str, Any] = {"config": config, "server_state": self.state, "app_state": {}}
         self.policy.can_replace = probe(partial(Connection, self.policy, **arguments))
         connector = self.policy.connector(**arguments)
-        tls: dict[str, Any] = {}
+        server: asyncio.Server | TlsServer
         if self.certificate:
-            tls = {
-                "ssl": self.certificate.context,
-                "ssl_handshake_timeout": HANDSHAKE_SECONDS_MAX,
-                "ssl_shutdown_timeout": SHUTDOWN_SECONDS_MAX,
-            }
-        server = await asyncio.get_running_loop().create_server(
-            connector, sock=listening, backlog=BACKLOG, start_serving=False, **tls
-        )
+            server = TlsServer(listening, connector, self.certificate.context, self.policy)
+        else:
+            server = await asyncio.get_running_loop().create_server(
+                connector, sock=listening, backlog=BACKLOG, start_serving=False
+            )
         try:
             await server.start_serving()
         except asyncio.CancelledError:  # nobody stops a listener that has not started

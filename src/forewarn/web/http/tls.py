@@ -11,9 +11,6 @@ from forewarn.errors import Invalid
 from forewarn.log import log
 
 POLL_SECONDS = 2.0
-HANDSHAKE_SECONDS_MAX = 3.0
-SHUTDOWN_SECONDS_MAX = 1.0
-"""How long to wait for the client's part of the TLS shutdown."""
 
 Stamp = tuple[tuple[int, ...], ...]
 
