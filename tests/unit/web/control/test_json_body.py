@@ -5,9 +5,11 @@ from typing import Any
 
 from litestar.response import Stream
 
+from forewarn.engine.turns import Turns
 from forewarn.fleetfile.parser import dump_json, parse
+from forewarn.web.control.app import make_app
 from forewarn.web.control.json_body import CHUNK_BYTES, JsonBody
-from tests.unit.web.control_world import World, main
+from tests.unit.web.control_world import World, main, make_client
 
 VMS = 3000
 LARGE_FLEET = "scopes:\n" + "".join(
@@ -40,6 +42,32 @@ def test_a_large_body_takes_a_turn_before_each_chunk() -> None:
         assert b"".join(chunk for _, chunk in chunks) == b"x" * 1_000_000
 
     asyncio.run(run())
+
+
+class CountedTurns(Turns):
+    taken = 0
+
+    async def take(self, client: str) -> None:
+        self.taken += 1
+        await super().take(client)
+
+
+async def turns_of(world: World, path: str) -> int:
+    """How many turns a request for this takes."""
+    turns = CountedTurns()
+    client = make_client(make_app(world.service._replace(turns=turns), delay_seconds=0))
+    assert (await client.get(path)).status_code == 200
+    return turns.taken
+
+
+def test_polls_pass_while_the_fleet_is_rendered() -> None:
+    """9,000 parts, 20 in a turn."""
+
+    async def act(world: World) -> None:
+        await world.operations.apply(parse(LARGE_FLEET.encode(), "large"), by="ann")
+        assert await turns_of(world, "/api/v1/fleet") >= 450
+
+    main(act)
 
 
 def test_a_large_fleet_and_list_arrive_whole_and_with_their_length() -> None:
