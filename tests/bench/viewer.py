@@ -1,9 +1,10 @@
 """What one viewer's token costs the polls of VMs. `python -m tests.bench.viewer`: a table; exits 1
 where the limit is exceeded.
 
-A real `forewarn serve` runs on one core, with 2,000 VMs and a history of tens of thousands of
-entries. From the other core a VM polls at a steady pace, while another process reads streams and
-lists with a viewer's token as fast as it can. Rounds with and without it take turns.
+A real `forewarn serve` runs on one core, with 6,000 VMs, two thirds of them on large hosts and in
+large scopes, and a history of tens of thousands of entries. From the other core a VM polls at a
+steady pace, while another process reads streams and lists with a viewer's token as fast as it can.
+Rounds with and without it take turns.
 """
 
 import json
@@ -25,7 +26,9 @@ from tests.bench.load import LOAD_CORE, SERVER_CORE
 from tests.bench.rounds import PROCESS_SECONDS_MAX, Result, observe_service, take_rounds
 from tests.e2e.service import Service
 
-VMS, VMS_PER_SCOPE, HOSTS = 2000, 10, 40
+SMALL_VMS, VMS_PER_SCOPE, HOSTS = 2000, 10, 40
+LARGE_HOSTS, VMS_PER_LARGE_HOST = 4, 1000
+VMS = SMALL_VMS + LARGE_HOSTS * VMS_PER_LARGE_HOST
 ENTRIES = 60_000
 EVENT_HOSTS = 10
 """Hosts with an event: their VMs are in the list of events."""
@@ -34,6 +37,9 @@ PATHS = (
     "/fleet",
     "/vms?limit=10000",
     "/vms?limit=10000",
+    "/hosts?limit=10000",
+    "/hosts?limit=10000",
+    "/scopes?limit=10000",
     "/events?limit=10000",
     "/history?limit=1000&vm=vm-0000007",
     "/history?limit=1000&what=canceled",
@@ -72,23 +78,26 @@ def serving(folder: Path) -> Iterator[Service]:
 def fleet(number: int) -> dict[str, Any]:
     """Each number differs from the one before it in all VMs: an entry of the history for each."""
 
-    def vm(index: int) -> dict[str, Any]:
+    def vm(index: int, host: str) -> dict[str, Any]:
         return {
             "name": f"vm-{index:07}",
             "address": VICTIM if index == 0 else f"10.0.{index >> 8}.{index & 255}",
-            "host": f"host-{index % HOSTS:02}",
+            "host": host,
             "instance": {"size": f"size-{number}"},
         }
 
-    scopes = range(0, VMS, VMS_PER_SCOPE)
+    def scope(first: int, size: int, *hosts: str) -> dict[str, Any]:
+        vms = [vm(index, hosts[index % len(hosts)]) for index in range(first, first + size)]
+        return {"name": f"scope-{first:05}", "kind": "scale-set", "vms": vms}
+
+    small = [f"host-{host:02}" for host in range(HOSTS)]
     return {
         "scopes": [
-            {
-                "name": f"scope-{first // VMS_PER_SCOPE:04}",
-                "kind": "scale-set",
-                "vms": [vm(index) for index in range(first, first + VMS_PER_SCOPE)],
-            }
-            for first in scopes
+            *(scope(first, VMS_PER_SCOPE, *small) for first in range(0, SMALL_VMS, VMS_PER_SCOPE)),
+            *(
+                scope(first, VMS_PER_LARGE_HOST, f"large-{first}")
+                for first in range(SMALL_VMS, VMS, VMS_PER_LARGE_HOST)
+            ),
         ]
     }
 

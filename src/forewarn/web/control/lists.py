@@ -79,7 +79,11 @@ async def event_list(
             if placed is not None:
                 yield event_view(problems, placed[0].scope, placed[1])
 
-    return await build_page(EventList, keys, lambda key: key, build, request)
+    def count_vms(key: Key) -> int:
+        placed = board.find_event(key[1])
+        return len(placed[1].resources) if placed is not None else 0
+
+    return await build_page(EventList, keys, lambda key: key, build, request, count_vms)
 
 
 Names = Sequence[str] | None
@@ -97,7 +101,10 @@ async def scope_list(engine: Engine, request: PageRequest, names: Names = None) 
     def build(names: Sequence[str]) -> Iterator[ScopeView]:
         return (scope_view(engine, scopes[name].scope) for name in names if name in scopes)
 
-    return await build_page(ScopeList, items, name_key, build, request)
+    def count_vms(name: str) -> int:
+        return len(scopes[name].scope.vms) if name in scopes else 0
+
+    return await build_page(ScopeList, items, name_key, build, request, count_vms)
 
 
 async def vm_list(
@@ -172,4 +179,6 @@ async def host_list(
         return (host_view(board, managed, problems, name) for name in names if name in board.hosts)
 
     items = _select(names, board.hosts, board.known_hosts)
-    return await build_page(HostList, items, name_key, build, request)
+    return await build_page(
+        HostList, items, name_key, build, request, lambda name: len(board.hosts.get(name, ()))
+    )

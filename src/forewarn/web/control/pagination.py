@@ -6,7 +6,7 @@ A cursor is the key of the last item shown, so an item that exists throughout is
 import base64
 import binascii
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -16,9 +16,11 @@ from litestar.serialization import encode_json
 from forewarn.engine.turns import SLICE, Turn
 from forewarn.errors import Invalid
 from forewarn.web.control.dependencies import PageRequest
-from forewarn.web.control.json_body import JsonBody
+from forewarn.web.control.json_body import CHUNK_BYTES, JsonBody
 
 CURSOR_LENGTH_MAX = 1000
+VMS_PER_TURN_MAX = 200
+"""The name of a VM costs much less than an item, but a host has up to 2,000."""
 
 Key = tuple[str, ...]
 _DECODER = msgspec.json.Decoder(Annotated[Key, msgspec.Meta(min_length=1)])
@@ -46,18 +48,34 @@ async def build_page(
     key: Callable[[T], Key],
     build: Callable[[Sequence[T]], Iterable[object]],
     request: PageRequest,
+    count_vms: Callable[[T], int] = lambda item: 0,
 ) -> L:
     """A page of the list.
 
     It is built in slices: a large page must not delay polls. What is deleted meanwhile is left out.
+    `count_vms` says how many VMs an item has, if that may be many.
     """
     total = len(items)
     shown, after = page(items, key, request.limit, request.cursor)
     built: list[object] = []
-    for first in range(0, len(shown), SLICE):
+    for part in _slices(shown, count_vms):
         await request.take_turn()
-        built += build(shown[first : first + SLICE])
+        built += build(part)
     return list_type(built, total=total, next=after)
+
+
+def _slices(items: Sequence[T], count_vms: Callable[[T], int]) -> Iterator[Sequence[T]]:
+    """Parts of at most SLICE items, and of one item or at most VMS_PER_TURN_MAX VMs."""
+    part, vms = list[T](), 0
+    for item in items:
+        more = count_vms(item)
+        if part and (len(part) == SLICE or vms + more > VMS_PER_TURN_MAX):
+            yield part
+            part, vms = [], 0
+        part.append(item)
+        vms += more
+    if part:
+        yield part
 
 
 async def render_list(shown: S, take_turn: Turn) -> Response[S]:
@@ -74,11 +92,17 @@ async def render_list(shown: S, take_turn: Turn) -> Response[S]:
 
 
 async def _add_items(body: JsonBody, items: Sequence[object], take_turn: Turn) -> None:
+    """In slices of at most SLICE items, which end with the item that makes them a chunk."""
+    left, left_bytes = 0, 0
     body.add(b"[")
-    for first in range(0, len(items), SLICE):
-        await take_turn()
-        encoded = b",".join(map(encode_json, items[first : first + SLICE]))
-        body.add(b"," + encoded if first else encoded)
+    for number, item in enumerate(items):
+        if left <= 0 or left_bytes <= 0:
+            await take_turn()
+            left, left_bytes = SLICE, CHUNK_BYTES
+        encoded = encode_json(item)
+        body.add(b"," + encoded if number else encoded)
+        left -= 1
+        left_bytes -= len(encoded)
     body.add(b"]")
 
 

@@ -3,8 +3,10 @@
 import asyncio
 from typing import Any
 
+import pytest
 from litestar.response import Stream
 
+from forewarn.core.event import EventType
 from forewarn.engine.turns import Turns
 from forewarn.fleetfile.parser import dump_json, parse
 from forewarn.web.control.app import make_app
@@ -66,6 +68,29 @@ def test_polls_pass_while_the_fleet_is_rendered() -> None:
     async def act(world: World) -> None:
         await world.operations.apply(parse(LARGE_FLEET.encode(), "large"), by="ann")
         assert await turns_of(world, "/api/v1/fleet") >= 450
+
+    main(act)
+
+
+BIG_SCOPES = "scopes:\n" + "".join(
+    f"  - name: scope-{scope}\n    kind: scale-set\n    vms:\n"
+    + "".join(f"      - {{name: vm-{scope}-{vm:03}, host: h-{scope}}}\n" for vm in range(1000))
+    for scope in range(4)
+)
+
+
+@pytest.mark.parametrize("path", ["hosts", "scopes", "events"])
+def test_an_item_with_many_vms_takes_a_turn_of_its_own(path: str) -> None:
+    """20 hosts may have 40,000 VMs: polls would wait for all of their names.
+
+    One turn is for the request, one for each of the four items, and one to encode them.
+    """
+
+    async def act(world: World) -> None:
+        await world.operations.apply(parse(BIG_SCOPES.encode(), "large"), by="ann")
+        for scope in range(4):
+            await world.operations.maintain(f"h-{scope}", by="ann", type=EventType.FREEZE)
+        assert await turns_of(world, f"/api/v1/{path}?limit=1000") == 6
 
     main(act)
 
