@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
-from litestar import Litestar
 from msgspec.structs import replace
 
 from forewarn.core.fleet import Scope, ScopeKind, Vm
 from forewarn.web.control import lists, views
+from forewarn.web.control.app import make_app
 from forewarn.web.control.dependencies import PageRequest
 from forewarn.web.control.routes.metrics import make_metrics_route
 from forewarn.web.http.admission import Limits
@@ -86,7 +86,7 @@ def test_scrape_cost_does_not_grow_with_the_fleet() -> None:
         for number in range(len(world.engine.board.vms)):
             assert polls.admit(IdleConnection(Name(f"10.0.{number // 250}.{number % 250}")))
         handler = make_metrics_route(world.service, Metadata(world.engine, BY_ADDRESS), polls)
-        world.client = make_client(Litestar([handler], openapi_config=None, logging_config=None))
+        world.client = make_client(make_app(world.service, more=[handler], delay_seconds=0))
         return await first_page(world, "/metrics")
 
     async def measure() -> tuple[int, int]:

@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from forewarn import __version__
 from forewarn.engine.metrics import Histogram
+from forewarn.web.control.dependencies import Call
 from forewarn.web.metadata.app import Metadata
 from forewarn.web.metadata.fast_path import Polls
 from forewarn.web.service import Service
@@ -43,8 +44,8 @@ def make_metrics_route(service: Service, metadata: Metadata, polls: Polls) -> HT
     for standard in (ProcessCollector, PlatformCollector, GCCollector):
         standard(registry=registry)
 
-    @get("/metrics", tags=["Service"], media_type=CONTENT_TYPE, sync_to_thread=False)
-    def read_metrics() -> Response[bytes]:
+    @get("/metrics", tags=["Service"], media_type=CONTENT_TYPE)
+    async def read_metrics(call: Call) -> Response[bytes]:  # `call` takes a turn
         """Metrics in the Prometheus text format."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE)
 

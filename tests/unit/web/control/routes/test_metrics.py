@@ -2,11 +2,9 @@
 up a label.
 """
 
-from typing import Any
+import asyncio
 
-import httpx
 import pytest
-from litestar import Litestar
 from prometheus_client.parser import text_string_to_metric_families
 
 from forewarn.core.change import ChangeKind
@@ -14,29 +12,27 @@ from forewarn.core.command import Approve, Cancel, Claim, Finish, Seen, Tick
 from forewarn.core.event import EventType
 from forewarn.engine.engine import Engine
 from forewarn.engine.managed_hosts import HOST_KEY, MANAGED_HOST, ManagedHost
+from forewarn.engine.turns import Turns
 from forewarn.errors import StoreLost
 from forewarn.platform.remote import RefusalReason, WorkRequest
 from forewarn.store.base import Record
+from forewarn.web.control.app import make_app
 from forewarn.web.control.routes.metrics import ServiceCollector, make_metrics_route
 from forewarn.web.http.admission import Limits
 from forewarn.web.metadata.fast_path import Polls
 from tests.builders import MINUTE, NOON, SECOND, vm
+from tests.unit.web.control_world import make_client
 from tests.unit.web.guest import BY_ADDRESS, EVENT_ID, EVENTS, TRUE, Guest, run
 from tests.work_count import work_of
 
 Numbers = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-async def read(guest: Guest) -> Numbers:
+async def read(guest: Guest, turns: Turns | None = None) -> Numbers:
     polls = Polls(guest.engine, BY_ADDRESS, Limits())
-    app: Any = Litestar(
-        [make_metrics_route(guest.service, guest.application, polls)],
-        openapi_config=None,
-        logging_config=None,
-    )
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
-    ) as client:
+    service = guest.service._replace(turns=turns or guest.service.turns)
+    route = make_metrics_route(guest.service, guest.application, polls)
+    async with make_client(make_app(service, more=[route], delay_seconds=0)) as client:
         response = await client.get("/metrics")
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     families = text_string_to_metric_families(response.text)
@@ -49,6 +45,18 @@ async def read(guest: Guest) -> Numbers:
 
 def number(numbers: Numbers, name: str, **labels: str) -> float:
     return numbers.get((name, frozenset(labels.items())), 0.0)
+
+
+def test_a_scrape_takes_a_turn() -> None:
+    """Else a client that scrapes in a loop would delay polls."""
+
+    async def scraping(guest: Guest) -> None:
+        turns = Turns()
+        await read(guest, turns)
+        await asyncio.sleep(0)  # then it is charged
+        assert len(turns.limited) == 1
+
+    run(scraping)
 
 
 def test_event_is_counted_from_scheduling_to_end() -> None:
