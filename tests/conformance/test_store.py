@@ -47,6 +47,17 @@ async def test_a_new_store_is_empty(store: Store) -> None:
 
 
 @on_every_store
+async def test_no_record_has_an_empty_key(store: Store) -> None:
+    """`get("")` is how a server reads the revision of the store, to catch up with the others."""
+    with pytest.raises(Invalid, match="commit names an empty key"):
+        await store.commit([Write("", b"x", 0)])
+    with pytest.raises(Invalid, match="commit names an empty key"):
+        await store.commit([], [RevisionCheck("", 0)])
+    revision = await store.commit([Write("scope/web", b"one", 0)])
+    assert await store.get("") == Record("", None, revision)
+
+
+@on_every_store
 async def test_load_returns_committed_records_with_their_revision(store: Store) -> None:
     """The engine writes against the revision it read here."""
     revision = await store.commit([Write("scope/web", b"one", 0), Write("scope/db", b"", 0)])

@@ -126,6 +126,25 @@ def test_watch_leaves_out_a_batch_of_foreign_keys() -> None:
     with_prefix(test)
 
 
+@pytest.mark.parametrize("key", ["record/", "record/nothing"])
+def test_foreign_key_does_not_keep_a_server_behind_the_others(key: str) -> None:
+    """A server that reads the revision of such a key would believe that it knows everything."""
+
+    async def test(prefix: Prefix) -> None:
+        await prefix.put(key, b"x")
+        service = build_service(prefix.store, RealClock(), Timing(), lambda: "id")
+        await service.engine.load()
+        revision = await prefix.store.commit([Write("token/new", b"{}", 0)])
+        assert (await prefix.store.get("")).revision == revision
+        assert all(record.key for record in (await prefix.store.load()).records)
+
+        assert await service.engine.catch_up()
+        assert service.engine.board.revision >= revision
+        await service.engine.close()
+
+    with_prefix(test)
+
+
 def test_foreign_keys_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def test(prefix: Prefix) -> None:
         for number in range(FOREIGN_LOGGED_MAX + 10):

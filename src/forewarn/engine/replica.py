@@ -43,7 +43,7 @@ UNREADABLE_LOGGED_MAX = 20
 """How many unreadable records are named in the log; all are counted in the metrics."""
 POLLS_PASS_EVERY = 200
 """How many records, hosts or list entries are handled before yielding to the event loop."""
-NO_KEY = "nothing"
+NO_KEY = ""
 """A key that no record has: getting it gives the revision of the store."""
 FOLLOW_PAUSE = timedelta(seconds=1)
 """The least time between two attempts to follow the store."""

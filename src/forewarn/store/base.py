@@ -5,6 +5,8 @@ are positive integers of the whole store that only grow. Each commit takes one n
 gives it to everything it writes.
 
 get(key)        One record. If it is absent: value None and the current revision of the store.
+                No record has an empty key, whatever others write to etcd: get("") always returns
+                that revision.
 load(prefix)    All live records whose key starts with the prefix, in the order of their keys, as of
                 one revision.
 commit(writes, checks, entries)
@@ -212,6 +214,8 @@ def check_commit(
     """
     compared: tuple[Write | RevisionCheck, ...] = (*writes, *checks)
     for key, count in Counter(each.key for each in compared).items():
+        if not key:
+            raise Invalid("commit names an empty key; expected the name of a record")
         if count > 1:
             raise Invalid(f"commit names {key!r} twice; a key is accepted once", key=key)
     sizes = {repr(write.key): len(write.value or b"") for write in writes}

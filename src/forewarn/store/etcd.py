@@ -89,6 +89,9 @@ class EtcdStore(LeaseKeeper):
         return cls(client, prefix, options.retention_minutes * 60)
 
     async def get(self, key: str) -> Record:
+        if not key:  # else a key that Forewarn did not write would hide the revision
+            _, segments = await self._read(self._newest())
+            return Record(key, None, self._revision(segments))
         record = rpc.RangeRequest(key=self._key("record", key))
         _, found, segments = await self._read(record, self._newest())
         if not found.kvs:

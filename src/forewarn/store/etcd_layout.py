@@ -14,6 +14,7 @@ than a segment.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from aetcd import rpc
@@ -46,11 +47,12 @@ class Layout:
 
     def record_name(self, key: bytes) -> str | None:
         """What a record is called; None if no record of Forewarn has such a key."""
-        try:
-            return key[len(self.key("record", "")) :].decode()
-        except UnicodeDecodeError:
-            self._ignore(key)
-            return None
+        name = key[len(self.key("record", "")) :]
+        with suppress(UnicodeDecodeError):
+            if name:
+                return name.decode()
+        self._ignore(key)
+        return None
 
     def segments(self, first: int) -> tuple[bytes, bytes]:
         """The span of the segments from this one on. A name without a digit is not among them."""
