@@ -58,13 +58,15 @@ async def work_until_lost(engine: Engine, name: str, work: Work) -> bool:
         working.cancel()
         losing.cancel()
         await asyncio.gather(working, losing, return_exceptions=True)
-        with suppress(Unavailable):
+        text = "bug while releasing a lease"  # it ends by time
+        with isolated(engine.throttled_log, text, lease=name), suppress(Unavailable):
             await lease.release()
 
 
 async def _acquire(engine: Engine, name: str) -> Lease:
     while True:  # ends when the lease is free and the store answers
-        with suppress(Unavailable):
+        text = "bug while acquiring a lease"
+        with isolated(engine.throttled_log, text, lease=name), suppress(Unavailable):
             lease = await engine.store.lease(name, TTL_SECONDS)
             if lease is not None:
                 return lease

@@ -11,6 +11,7 @@ import grpc
 from aetcd import rpc
 
 from forewarn.errors import Conflict, Unavailable
+from forewarn.log import log
 from forewarn.store.base import (
     LEASE_KEY,
     POSITION_MAX,
@@ -394,11 +395,21 @@ class EtcdStore(LeaseKeeper):
 
     async def _compact_forever(self, retention_seconds: float) -> None:
         """Drop old revisions, which only a watch that was cut needs. Other servers do so, too."""
+        revision = 0
         while retention_seconds:  # ends when cancelled
-            revision = 0
-            with suppress(Unavailable):
-                revision, _ = await self._read(self._newest())
+            try:
+                revision = await self._compact(revision)
+            except Unavailable:
+                revision = 0
+            except Exception:  # else etcd would fill up, silently
+                revision = 0
+                log.exception("bug while compacting etcd")
             await asyncio.sleep(retention_seconds)
+
+    async def _compact(self, before: int) -> int:
+        """Drop what is older than this revision; returns the present one."""
+        present, _ = await self._read(self._newest())
+        if before:
             with suppress(Unavailable):  # another server may have compacted more
-                if revision:
-                    await self._client.write(rpc.CompactionRequest(revision=revision))
+                await self._client.write(rpc.CompactionRequest(revision=before))
+        return int(present)

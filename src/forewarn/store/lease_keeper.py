@@ -1,6 +1,7 @@
 """Keeps the leases of this process, for stores that other processes use too."""
 
 import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -13,6 +14,7 @@ from forewarn.store.base import HELD_SHARE, Lease, Write
 RENEWAL_SHARE = 1 / 3
 """The share of its ttl after which a lease is renewed."""
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.1, 1.0
+LOG_EVERY_SECONDS = 30.0
 
 
 class LeaseKeeper(ABC):
@@ -25,6 +27,7 @@ class LeaseKeeper(ABC):
         self._monotonic = monotonic
         self._leases: set[Lease] = set()
         self._renewing: asyncio.Task[None] | None = None
+        self._log_after = -math.inf
 
     @abstractmethod
     async def commit(self, writes: Sequence[Write]) -> int: ...
@@ -64,7 +67,9 @@ class LeaseKeeper(ABC):
             try:
                 await self.renew_leases()
             except Exception:  # else every lease from now on would be lost, silently
-                log.exception("bug while renewing leases")
+                if self._monotonic() >= self._log_after:  # it may last
+                    self._log_after = self._monotonic() + LOG_EVERY_SECONDS
+                    log.exception("bug while renewing leases")
 
     async def _release(self, lease: Lease) -> None:
         self._leases.discard(lease)

@@ -365,3 +365,44 @@ def test_work_that_fails_ends_and_frees_the_lease() -> None:
         assert await store.lease("retention", 10) is not None
 
     asyncio.run(main())
+
+
+class MalformedStore(MemoryStore):
+    """Its next replies to requests for a lease, and for its release, are not what was expected."""
+
+    malformed = 1
+
+    async def lease(self, name: str, ttl_seconds: float) -> Lease | None:
+        if self.malformed:
+            self.malformed -= 1
+            raise ValueError("a malformed reply")
+        lease = await super().lease(name, ttl_seconds)
+        if lease is not None:
+            lease.delete = self._fail
+        return lease
+
+    async def _fail(self, lease: Lease) -> None:
+        raise ValueError("a malformed reply")
+
+
+def test_lease_is_acquired_after_a_malformed_reply(caplog: pytest.LogCaptureFixture) -> None:
+    """Else each server would end, again after each start."""
+
+    async def main() -> None:
+        clock, held = VirtualClock(NOON), list[Lease]()
+        engine = Engine(MalformedStore(), clock, Timing())
+
+        async def work(lease: Lease) -> None:
+            held.append(lease)
+
+        task = asyncio.create_task(run_under_lease(engine, "server/a", work))
+        await clock.advance(MINUTE)
+        await task
+        assert len(held) == 1
+        await engine.close()
+
+    asyncio.run(main())
+    assert [line.message for line in caplog.records] == [
+        "bug while acquiring a lease",
+        "bug while releasing a lease",
+    ]

@@ -70,6 +70,20 @@ def test_renewals_continue_after_an_unexpected_exception(
     with_keeper(test)
 
 
+def test_bug_that_lasts_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """It is tried again every second, and each line has a traceback."""
+
+    async def test(keeper: Keeper) -> None:
+        keeper.error = ValueError("a malformed reply")
+        for number in range(10):
+            keeper.acquire(f"server/{number}")
+            await asyncio.sleep(TTL)
+        assert len(keeper.renewals) > 50
+        assert len(caplog.records) == 3  # in 90 seconds
+
+    with_keeper(test)
+
+
 def test_lease_is_renewed_every_third_of_its_ttl() -> None:
     async def test(keeper: Keeper) -> None:
         keeper.acquire("server/a")
