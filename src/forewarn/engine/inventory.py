@@ -4,7 +4,7 @@ The rules are those of `fleet sync libvirt`. They are applied to the scopes that
 and to no others, so that the work grows with the host and not with the fleet.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -42,8 +42,9 @@ class HostInventory:
     """One report of a host, which is read and then planned, both in turns with everything else.
 
     `vms` are those of the host, and `problems` name the ones that do not fit into the fleet. What
-    is known of such a VM stays as it is; `refused` has the ids of those that run. New ones may be
-    placed in these `scopes`, or in any if there are none.
+    is known of such a VM stays as it is; `refused` has the ids of those that run. A VM that is in
+    `address_problems` fits, without that address. New ones may be placed in these `scopes`, or in
+    any if there are none.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class HostInventory:
         self.vms: dict[str, HostedVm] = {}
         self.refused: set[str] = set()
         self.problems: list[str] = []
+        self.address_problems: list[str] = []
 
     async def read(self) -> None:
         """Find out what the host has, before it is planned."""
@@ -81,9 +83,12 @@ class HostInventory:
     @property
     def not_accepted(self) -> tuple[str, ...]:
         """The problems as they are kept for people. Complete after `plan`."""
-        lines = [each[:NOT_ACCEPTED_LENGTH_MAX] for each in self.problems[:NOT_ACCEPTED_MAX]]
-        more = len(self.problems) - len(lines)
-        return (*lines, f"and {more} more VMs") if more else tuple(lines)
+        return limit_lines(self.problems)
+
+    @property
+    def taken_addresses(self) -> tuple[str, ...]:
+        """The same for the addresses that other VMs have."""
+        return limit_lines(self.address_problems)
 
     def _read(self) -> Steps[None]:
         for encoded in self._reported:
@@ -123,7 +128,7 @@ class HostInventory:
             addresses, problem = checks.select_addresses(domain)
             if problem:
                 self._domains[domain.id] = replace(domain, addresses=addresses)
-                self.problems.append(problem)
+                self.address_problems.append(problem)
         return checks
 
     def _plan(self) -> Steps[Commands]:
@@ -134,7 +139,7 @@ class HostInventory:
         part = Fleet(scopes=tuple(map(definition, present.values())))
         problems = list[str]()
         synced = yield from sync_in_steps(part, domains, [self._host], problems)
-        after = yield from self._with_state(synced.scopes, checks, problems)
+        after = yield from self._with_state(synced.scopes, checks)
         staying = {vm.id or vm.name for scope in after.values() for vm in scope.vms}
         commands = list[tuple[str, UpdateMembers]]()
         for name in sorted(present.keys() | after.keys()):
@@ -156,6 +161,7 @@ class HostInventory:
             if name not in present or (has_news and self._has_effect(old, command)):
                 commands.append((name, command))
         self.problems = list(dict.fromkeys([*self.problems, *problems]))
+        self.address_problems = list(dict.fromkeys(self.address_problems))
         return [*sorted(commands, key=lambda each: not each[1].left)]
 
     def _has_effect(self, scope: Scope, command: UpdateMembers) -> bool:
@@ -246,9 +252,7 @@ class HostInventory:
             found=found,
         )
 
-    def _with_state(
-        self, scopes: Iterable[Scope], checks: ReportChecks, problems: list[str]
-    ) -> Steps[dict[str, Scope]]:
+    def _with_state(self, scopes: Iterable[Scope], checks: ReportChecks) -> Steps[dict[str, Scope]]:
         """The scopes with the power of this host's VMs, and whose addresses they have."""
         powered = list[Scope]()
         for scope in scopes:
@@ -261,7 +265,7 @@ class HostInventory:
             for vm in scope.vms:
                 yield 1
                 if self._is_reported(vm) and vm.address:
-                    vms.append(self._with_address(vm, holders[vm.address], checks, problems))
+                    vms.append(self._with_address(vm, holders[vm.address], checks))
                 else:
                     vms.append(vm)
             after[scope.name] = replace(scope, vms=tuple(vms))
@@ -293,17 +297,23 @@ class HostInventory:
                     ranks[vm.address] = rank, vm.name
         return {address: name for address, (_, name) in ranks.items()}
 
-    def _with_address(self, vm: Vm, holder: str, checks: ReportChecks, problems: list[str]) -> Vm:
+    def _with_address(self, vm: Vm, holder: str, checks: ReportChecks) -> Vm:
         if holder != vm.name:
-            problems.append(
+            self.address_problems.append(
                 f"VM {vm.name!r}: {vm.address} is the address of VM {holder!r} on this host too,"
                 " which keeps it; expected unique addresses"
             )
             return replace(vm, address="", is_address_taken=False)
         is_taken = checks.is_address_taken(vm)
         if is_taken and (problem := checks.describe_holder(vm)):
-            problems.append(problem)
+            self.address_problems.append(problem)
         return replace(vm, is_address_taken=is_taken)
+
+
+def limit_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    kept = [each[:NOT_ACCEPTED_LENGTH_MAX] for each in lines[:NOT_ACCEPTED_MAX]]
+    more = len(lines) - len(kept)
+    return (*kept, f"and {more} more VMs") if more else tuple(kept)
 
 
 class VmIdentity(msgspec.Struct):

@@ -64,12 +64,13 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     sent something; while there are any, no server serves the host. Reports of a session that has
     replaced one which had not ended count from `merge_at`. `problem` is why the daemon cannot act
     on its VMs at present, `unserved` are the bridges whose guests it cannot serve. `not_accepted`
-    has a line for each VM that does not fit into the fleet; `refused` are the ids of those that
-    run. `away_since` is the time of its last request, while no server has contact; `gaps` are
-    recent times without contact: see `host_contact.py`. Its guests ask and get no answer of any
-    server since `unconfirmed_since`, which stays if it is away then. Unless it `relays`, they ask
-    the servers. `unreported_since` is set from when the host is unreachable until its next report,
-    and `reported_at`, when its last one was taken: since then, VMs may have been moved to it.
+    has a line for each VM that does not fit into the fleet, `refused` the ids of those that run,
+    and `taken_addresses` a line for each VM whose address another one has. `away_since` is the time
+    of its last request, while no server has contact; `gaps` are recent times without contact: see
+    `host_contact.py`. Its guests ask and get no answer of any server since `unconfirmed_since`,
+    which stays if it is away then. Unless it `relays`, they ask the servers. `unreported_since` is
+    set from when the host is unreachable until its next report, and `reported_at`, when its last
+    one was taken: since then, VMs may have been moved to it.
     """
 
     host: str
@@ -87,6 +88,7 @@ class ManagedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     problem: str = ""
     unserved: tuple[UnservedBridge, ...] = ()
     not_accepted: tuple[str, ...] = ()
+    taken_addresses: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     away_since: Time | None = None
     gaps: tuple[Gap, ...] = ()

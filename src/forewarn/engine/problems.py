@@ -34,6 +34,8 @@ class ProblemCode(StrEnum):
     """The host was forgotten, and VMs may run there: they are not started on other hosts."""
     NOT_ACCEPTED = "not-accepted"
     """A VM of the host does not fit into the fleet."""
+    ADDRESS_TAKEN = "address-taken"
+    """A VM of the host has an address that another VM has: its guest may be refused."""
     HOST_UNREACHABLE = "host-unreachable"
     """The host of the VM is unreachable: its power is as it was reported last."""
     DUPLICATE = "duplicate"
@@ -94,6 +96,8 @@ class Problems:
             problems.append(Problem(ProblemCode.BRIDGE_UNSERVED, message))
         for text in record.not_accepted if record else ():
             problems.append(Problem(ProblemCode.NOT_ACCEPTED, text))
+        for text in record.taken_addresses if record else ():
+            problems.append(Problem(ProblemCode.ADDRESS_TAKEN, text))
         return (*problems, *self._copies_on(host))
 
     def _copies_on(self, host: str) -> Iterator[Problem]:

@@ -409,16 +409,19 @@ class RemoteHosts:
         except Unavailable as error:
             self._engine.throttled_log.warn("VMs not merged", host=host, problem=error.message)
             return (), False
-        record = self.managed.find(host)
-        if record is not None and record.not_accepted != inventory.not_accepted:
+        record, lines = self.managed.find(host), (inventory.not_accepted, inventory.taken_addresses)
+        if record is not None and (record.not_accepted, record.taken_addresses) != lines:
             await self._sessions.update(
                 host,
                 request,
-                lambda record, _: replace(record, not_accepted=inventory.not_accepted),
+                lambda record, _: replace(record, not_accepted=lines[0], taken_addresses=lines[1]),
             )
+        warn = self._engine.throttled_log.warn
         for problem in inventory.problems:
-            self._engine.throttled_log.warn("VM not accepted", host=host, problem=problem)
-        return tuple(inventory.problems[:PROBLEMS_MAX]), True
+            warn("VM not accepted", host=host, problem=problem)
+        for problem in inventory.address_problems:
+            warn("address of a VM not accepted", host=host, problem=problem)
+        return (*inventory.problems, *inventory.address_problems)[:PROBLEMS_MAX], True
 
     async def _take_result(self, host: str, session: DaemonSession, each: RunningImpact) -> None:
         """Use the result of an impact, if it has one and this server wants it.

@@ -338,6 +338,27 @@ def test_same_report_again_writes_nothing() -> None:
     run(test)
 
 
+def test_vm_with_the_address_of_another_one_is_accepted_and_has_another_problem() -> None:
+    """An operator must not look for a VM that is missing in the fleet."""
+
+    async def test(world: World) -> None:
+        both = (reported(name, addresses=["10.0.0.5"]) for name in ("web-0", "web-1"))
+        daemon = await world.daemon("host-a", *both)
+        host = await get(world, "hosts/host-a", 1)
+        assert host["vms"] == ["web-0", "web-1"]
+        (problem,) = host["problems"]
+        assert problem == {
+            "code": "address-taken",
+            "message": "VM 'web-1': 10.0.0.5 is the address of VM 'web-0' on this host too, which"
+            " keeps it; expected unique addresses",
+        }
+
+        await daemon.report(reported("web-0", addresses=["10.0.0.5"]), reported("web-1"))
+        assert (await get(world, "hosts/host-a", 1))["problems"] == []
+
+    run(test)
+
+
 def test_record_keeps_a_limited_number_of_vms_that_are_not_accepted() -> None:
     async def test(world: World) -> None:
         vms = [reported(f"web-{number}", id="x" * 999) for number in range(NOT_ACCEPTED_MAX + 5)]

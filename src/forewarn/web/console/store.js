@@ -42,6 +42,7 @@ export const PROBLEMS = {
   "metadata-unreachable": { state: "unserved", one: "host gets no response for its guests", many: "hosts get no response for their guests" },
   unserved: { state: "unserved", one: "VM gets no document", many: "VMs get no document" },
   "left-running": { state: "unknown", one: "host was left running without a daemon", many: "hosts were left running without a daemon" },
+  "address-taken": { state: "notice", one: "VM has the address of another one", many: "VMs have the addresses of others" },
   "not-accepted": { state: "notice", one: "VM is not accepted", many: "VMs are not accepted" },
 };
 const OF_COPIES = ["duplicate", "duplicate-not-accepted"];
