@@ -31,7 +31,8 @@ class PublishedScope:
     """One scope on the board. `pages` holds rendered documents; a visible change empties it.
 
     `seen_revision` is that of the record of its polls; 0 if there is none. Until `fresh_until`
-    (seconds since the epoch) polls need not be recorded; 0: record the next.
+    (seconds since the epoch) polls need not be recorded; 0: record the next. The first poll of a VM
+    is recorded from `first_polls_at` on: the store has refused one just before.
     `waiters` are the callbacks of long polls, in the order in which they came: each is called once,
     after the next change of the document or of the scope's VMs. `booting` are the VMs whose next
     poll ends an impact; None if there are none.
@@ -43,6 +44,7 @@ class PublishedScope:
     pages: dict[str, bytes] = field(default_factory=dict)
     waiters: dict[Callable[[], None], None] | None = None
     fresh_until: float = 0.0
+    first_polls_at: float = 0.0
     booting: Set[str] | None = None
 
     def add_waiter(self, callback: Callable[[], None]) -> None:

@@ -337,9 +337,13 @@ class Engine(Replica):
         Only a poll that enables the scope waits for the commit. If the store does not answer, the
         poll gets its document anyway, and a later poll tries again.
         """
-        task = self._start_recording(published, Seen())
+        task = self.record_poll(published)
         if not is_enabled(published.scope, self.clock.now(), self.timing):
             await asyncio.shield(task)
+
+    def record_poll(self, published: PublishedScope) -> asyncio.Task[None]:
+        """Record in the background that VMs of the scope poll."""
+        return self._start_recording(published, Seen())
 
     def back(self, published: PublishedScope, vm: str) -> None:
         """Record in the background that a VM has polled after it was restarted."""
@@ -364,7 +368,8 @@ class Engine(Replica):
             async with asyncio.timeout(SEEN_SECONDS_MAX):
                 await self.submit(published.scope.name, command, by="poll")
         except (Error, TimeoutError) as error:
-            published.fresh_until = self.clock.now().timestamp() + SEEN_AGAIN_SECONDS
+            again_at = self.clock.now().timestamp() + SEEN_AGAIN_SECONDS
+            published.fresh_until = published.first_polls_at = again_at
             self.throttled_log.warn(
                 "poll not recorded",
                 scope=published.scope.name,

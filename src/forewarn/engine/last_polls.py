@@ -50,7 +50,7 @@ class LastPolls:
         if published.fresh_until <= now:
             return True
         scope = published.scope
-        if len(scope.vms) == 1:
+        if len(scope.vms) == 1 or published.first_polls_at > now:
             return False
         # Usually the scope's next record, which has all VMs, comes first.
         oldest = now - AGAIN_INTERVALS * self._board.seen_interval_seconds

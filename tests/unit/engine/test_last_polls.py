@@ -13,7 +13,7 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.operations import Operations
 from forewarn.fleetfile.parser import Fleet
 from tests.builders import NOON, vm
-from tests.unit.engine.test_engine import World, run_in_world
+from tests.unit.engine.test_engine import Deaf, World, run_in_world
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 MINUTE = timedelta(minutes=1)
@@ -114,6 +114,28 @@ def test_first_poll_of_each_vm_is_stored_at_once() -> None:
         assert await revision(world) == before, "they are known"
 
     run_in_world(main)
+
+
+def test_first_poll_that_the_store_refuses_is_stored_seconds_later() -> None:
+    """A poll that comes before does not ask the store again: there may be thousands a second."""
+
+    async def main(world: World) -> None:
+        engine = await applied(world)
+        await poll(engine, "web-0")
+        place = engine.board.vms["web-1"]
+        assert isinstance(world.store, Deaf)
+        world.store.is_deaf = True
+        now = engine.board.polled["web-1"] = engine.clock.now().timestamp()
+        await engine.record_poll(place)
+        assert not engine.last_polls.must_store(place, "web-1", now + 4)
+        assert engine.last_polls.must_store(place, "web-1", now + 5)
+
+        world.store.is_deaf = False
+        await world.clock.advance(timedelta(seconds=5))
+        await poll(engine, "web-1")
+        assert not engine.last_polls.must_store(place, "web-1", engine.clock.now().timestamp())
+
+    run_in_world(main, Deaf())
 
 
 def test_vms_that_poll_different_servers_are_known_to_all() -> None:

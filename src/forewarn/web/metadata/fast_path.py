@@ -187,11 +187,11 @@ class Polls(ConnectionPolicy):
             return None
         name = self.find_name(poll, address)
         place = self.board.vms.get(name)
-        if place is None or name in (place.booting or ()):
-            return None
-        if self._engine.last_polls.must_store(place, name, self.now):
+        if place is None or place.fresh_until <= self.now or name in (place.booting or ()):
             return None
         self.board.polled[name] = self.now
+        if self._engine.last_polls.must_store(place, name, self.now):
+            self._engine.record_poll(place)
         must_not_wait = self.age and poll.signed is not None
         if poll.wait_seconds and place.scope.incarnation in poll.known and not must_not_wait:
             return b""

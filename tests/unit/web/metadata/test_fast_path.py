@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from forewarn.config import Config, Identify
-from forewarn.core.fleet import Scope, Vm
+from forewarn.core.command import Seen, SetMembers
+from forewarn.core.fleet import DEFAULT_POLICY, Scope, ScopeKind, Vm
 from forewarn.core.timing import Timing
 from forewarn.engine.engine import Engine
 from forewarn.lab.clock import VirtualClock
@@ -166,6 +167,28 @@ def test_poll_to_record_is_left_to_the_application() -> None:
     assert ready.respond(PLAIN, "10.0.0.1") is not None
     place.fresh_until = NOON.timestamp()
     assert ready.respond(PLAIN, "10.0.0.1") is None
+
+
+async def answer_first_poll() -> dict[str, int]:
+    """The last polls of a scope of two VMs, of which only web-0 is known to poll."""
+    engine = Engine(MemoryStore(), VirtualClock(NOON), Timing())
+    await engine.load()
+    vms = (Vm(name="web-0"), Vm(name="web-1", address="10.0.0.2"))
+    members = SetMembers(kind=ScopeKind.AVAILABILITY_SET, policy=DEFAULT_POLICY, vms=vms)
+    await engine.submit("web", members, by="ann")
+    engine.board.polled["web-0"] = NOON.timestamp()
+    await engine.submit("web", Seen(), by="poll")
+    place = engine.board.scopes["web"]
+    ready = Polls(engine, BOTH, Limits())
+    assert ready.respond(PLAIN, "10.0.0.2") is not None
+    await engine.record_poll(place)
+    engine.board.polled.clear()
+    return engine.last_polls.times(place.scope)
+
+
+def test_first_poll_of_a_vm_is_answered_at_once_and_recorded() -> None:
+    """The other servers must know that it polls: a host that is away delays its events."""
+    assert asyncio.run(answer_first_poll()).keys() == {"web-0", "web-1"}
 
 
 def test_poll_of_a_booting_vm_is_left_to_the_application() -> None:
