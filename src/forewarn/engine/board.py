@@ -6,7 +6,7 @@ once per change and api-version, by the first poll that needs it (`web/metadata/
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -32,7 +32,8 @@ class PublishedScope:
 
     `seen_revision` is that of the record of its polls; 0 if there is none. Until `fresh_until`
     (seconds since the epoch) polls need not be recorded; 0: record the next. The first poll of a VM
-    is recorded from `first_polls_at` on: the store has refused one just before.
+    is recorded from `first_polls_at` on: the store has refused one just before. `stored_polls` are
+    the recorded times by VM, once they were looked up.
     `waiters` are the callbacks of long polls, in the order in which they came: each is called once,
     after the next change of the document or of the scope's VMs. `booting` are the VMs whose next
     poll ends an impact; None if there are none.
@@ -45,6 +46,7 @@ class PublishedScope:
     waiters: dict[Callable[[], None], None] | None = None
     fresh_until: float = 0.0
     first_polls_at: float = 0.0
+    stored_polls: Mapping[str, int] | None = None
     booting: Set[str] | None = None
 
     def add_waiter(self, callback: Callable[[], None]) -> None:
@@ -139,6 +141,7 @@ class Board:
         latest = seen_at and _later(seen_at, published.scope.seen_at)
         published.scope = replace(published.scope, seen_at=latest)
         published.seen_revision = revision if seen_at else 0
+        published.stored_polls = None
         published.fresh_until = seen_at.timestamp() + self.seen_interval_seconds if seen_at else 0.0
 
     def _add(self, scope: Scope) -> PublishedScope:

@@ -49,12 +49,13 @@ class LastPolls:
         """Whether a poll of this VM has to be stored, and not only noted on the board."""
         if published.fresh_until <= now:
             return True
-        scope = published.scope
-        if len(scope.vms) == 1 or published.first_polls_at > now:
+        if len(published.scope.vms) == 1 or published.first_polls_at > now:
             return False
+        stored = published.stored_polls
+        if stored is None:
+            stored = published.stored_polls = self._stored(published.scope)
         # Usually the scope's next record, which has all VMs, comes first.
-        oldest = now - AGAIN_INTERVALS * self._board.seen_interval_seconds
-        return self._stored(scope).get(vm, 0) <= oldest
+        return stored.get(vm, 0) <= now - AGAIN_INTERVALS * self._board.seen_interval_seconds
 
     def are_behind(self, scope: Scope) -> bool:
         """Whether the stored times miss polls of this server, by half the time between records.
