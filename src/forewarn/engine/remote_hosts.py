@@ -144,10 +144,8 @@ class RemoteHosts:
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
         """Let the daemon of the VM's host carry it out; HostUnreachable if it is lost meanwhile."""
-        if request.moves:
-            await self._targets.take_turn()
         host = self._host_of(request)
-        if self.managed.find(host) is None:
+        if self.managed.find(host) is None:  # nothing is awaited: the lease was checked just now
             assert self.local is not None
             if self._only_simulates(host):
                 raise ImpactFailed(
@@ -158,6 +156,11 @@ class RemoteHosts:
             if reason:
                 raise ImpactFailed(reason, host=host)
             return await self.local.run_impact(request)
+        if request.moves:
+            await self._targets.take_turn()
+            host = self._host_of(request)
+            if self.managed.find(host) is None:
+                raise unreachable(host, "its daemon was forgotten")
         reason = self._reason_to_wait(host, request)
         if reason:
             raise unreachable(host, reason)

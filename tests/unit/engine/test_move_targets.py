@@ -11,7 +11,7 @@ from forewarn.core.timing import Timing
 from forewarn.engine.managed_hosts import HOST_KEY, MANAGED_HOST, HostedVm, ManagedHost
 from forewarn.engine.record import SCOPE
 from forewarn.lab.clock import VirtualClock
-from forewarn.platform.base import ImpactRequest
+from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import Record
 from forewarn.store.memory import MemoryStore
 from forewarn.web.service import Service, build_service
@@ -58,6 +58,30 @@ def report(service: Service, host: int, vms: dict[str, HostedVm]) -> None:
     record = ManagedHost(name, "s1", "alive", NOON, memory_bytes=64 * GIB, vms=vms)
     content, later = MANAGED_HOST.encode(record), engine.records.get(HOST_KEY.format(name)).revision
     engine.learn(Record(HOST_KEY.format(name), content, later + 1))
+
+
+class OwnPlatform:
+    """What the server itself can do."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        self.asked.append(request.vm.name)
+        return ImpactResult()
+
+
+def test_server_begins_a_move_of_its_own_in_the_moment_in_which_its_lease_was_checked() -> None:
+    """A process that is stopped in between would move a VM that another server has moved."""
+    service, own = fleet_of(0, 0), OwnPlatform()
+    service.engine.learn(
+        Record("scope/a/", SCOPE.encode(Scope("a", vms=(vm("a", host="host-z"),))), 1)
+    )
+    service.hosts.local = own
+    move = service.hosts.run_impact(request_of(service, "a"))
+    with pytest.raises(StopIteration):
+        move.send(None)
+    assert own.asked == ["a"]
 
 
 def test_work_of_choosing_a_host_does_not_grow_with_the_vms_of_the_fleet() -> None:
