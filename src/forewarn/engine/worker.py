@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from itertools import count
 
-from forewarn.core.command import Tick
+from forewarn.core.command import Finish, Release, Tick
 from forewarn.core.event import Impact
 from forewarn.core.fleet import Scope, Vm
 from forewarn.core.lifecycle import WAIT_MAX
@@ -324,12 +324,15 @@ class Worker:
     async def _carry_out(self, job: ImpactJob) -> None:
         """A bug with this one impact must not stop the others, nor leave the impact claimed."""
         log, facts = self.engine.throttled_log, {"scope": job.scope, "vm": job.impact.vm}
+        result: Finish | Release | None = None
         try:
             # LeaseLost: the server that takes over records the result
             text = "bug while running an impact"
             with isolated(log, text, **facts) as run, suppress(LeaseLost):
-                await self._run_job(job)
-            if run.has_failed:
+                result = await self._run_job(job)
+            if result is not None:
+                await self._record(job, result)
+            elif run.has_failed:
                 with isolated(log, "bug while releasing an impact", **facts):
                     await job.release()
         finally:
@@ -338,14 +341,28 @@ class Worker:
             if not jobs:
                 del self._jobs[job.scope]
 
-    async def _run_job(self, job: ImpactJob) -> None:
-        """Claim the impact, run it, record the result, and wait until the VM is back."""
+    async def _run_job(self, job: ImpactJob) -> Finish | Release | None:
+        """Claim the impact and run it."""
         try:
-            result = await job.run()
+            return await job.run()
         finally:  # the result makes the VM's next impact due, so the VM is free before it
             self._running.discard((job.scope, job.impact.vm))
             if self._queue:
                 self._changed.set()
-        if result is not None:
-            await job.finish(result)
+
+    async def _record(self, job: ImpactJob, result: Finish | Release) -> None:
+        """Record the result, also after a bug: without it the impact would run again. Then wait
+        until the VM is back.
+        """
+        clock, log = self.engine.clock, self.engine.throttled_log
+        facts, pause = {"scope": job.scope, "vm": job.impact.vm}, RETRY
+        text = "bug while recording the result of an impact"
+        while True:  # ends when it is recorded or not needed, or when cancelled
+            with isolated(log, text, **facts) as recording, suppress(LeaseLost):
+                await job.finish(result)
+            if not recording.has_failed:
+                break
+            await clock.sleep_until(clock.now() + pause)
+            pause = min(2 * pause, RETRY_MAX)
+        with isolated(log, "bug while waiting for a VM", **facts), suppress(LeaseLost):
             await job.wait_until_back()
