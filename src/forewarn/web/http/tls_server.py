@@ -72,7 +72,7 @@ class TlsServer:
             while True:  # ends when cancelled
                 try:
                     accepted, address = await loop.sock_accept(self._listening)
-                except OSError as error:
+                except Exception as error:  # otherwise the server would accept no more
                     self._admission.throttled_log.warn("connection not accepted", error=error)
                     await asyncio.sleep(PAUSE_SECONDS)
                     continue
