@@ -209,6 +209,20 @@ class HostContacts:
         """
         return self._unread_since(self._find_relay(host))
 
+    def silent_since(self, host: str, at: datetime | None = None) -> datetime | None:
+        """Since when the VMs of a host could not poll, at a time or now; None if they could.
+
+        If that ended less than an hour before, they may not have polled again.
+        """
+        at = at or self._engine.decision_time()
+        times = [] if (away_since := self.away_since(host)) is None else [away_since]
+        times += [
+            gap.since
+            for gap in self.gaps_of(host)
+            if at < gap.until + self._engine.timing.seen_interval
+        ]
+        return min((time for time in times if time <= at), default=None)
+
     def _find_relay(self, host: str) -> ManagedHost | None:
         """The record of a host whose guests read through its daemon."""
         record = self._managed.find(host)

@@ -54,7 +54,8 @@ def _make_operation(
 class Operations(FleetApplier):
     """Everything that the control API can do.
 
-    `make_id` returns a new GUID each time, `away_since` since when the daemon of a host is away.
+    `make_id` returns a new GUID each time, `away_since` since when the VMs of a host
+    could not poll; None if they could.
     """
 
     def __init__(

@@ -193,7 +193,7 @@ class Readability:
         is_due = event.status is Status.SCHEDULED and event.not_before <= due_until
         if not is_due or not event.notice:
             return True
-        if not is_enabled(scope, hosts.judged_at(event), timing):
+        if not (was_unread(event) or is_enabled(scope, hosts.judged_at(event), timing)):
             return True
         gap_min = timing.gap_min_of(event.type)
         return all(
@@ -242,7 +242,7 @@ class Readability:
         """
         timing, now = self._engine.timing, self._engine.decision_time()
         opened, away = event.unreadable_since, list[datetime]()
-        if not opened and not is_enabled(scope, hosts.judged_at(event), timing):
+        if not (was_unread(event) or is_enabled(scope, hosts.judged_at(event), timing)):
             return Unread(event.id)
         gaps = [gap for gap in self._shown.gaps if gap.until > event.created_at]
         for host in hosts.find(event):
@@ -252,7 +252,7 @@ class Readability:
                 opened or now - away_since >= timing.gap_min_of(event.type)
             ):
                 away.append(away_since)
-        if opened and not away:
+        if opened and not away and not hosts.find_all(event):
             # Another server knows that a VM polls there, and this one does not know it yet.
             away += filter(None, map(self._hosts.away_since, hosts.find_away(event)))
         gaps = drop_future(gaps, now)
@@ -270,6 +270,11 @@ class Readability:
 def _announced(scope: Scope) -> list[Event]:
     """The events whose notice has begun and is not over."""
     return [event for event in scope.events if event.status is Status.SCHEDULED and event.notice]
+
+
+def was_unread(event: Event) -> bool:
+    """Whether its VMs poll, and could not read it for a time, or cannot."""
+    return bool(event.unreadable_since or event.gaps or event.unread_total)
 
 
 class _PollingHosts:
@@ -319,7 +324,8 @@ class _PollingHosts:
 
     def _last_chance(self, host: str, event: Event) -> datetime:
         """When the VMs of a host could last poll at the announcement of an event: before it if the
-        host has been away since.
+        host was away then, or until shortly before.
         """
-        away_since = self._contacts.away_since(host) if host in self._away else None
-        return min(event.created_at, away_since or event.created_at)
+        if host not in self._away:
+            return event.created_at
+        return self._contacts.silent_since(host, event.created_at) or event.created_at

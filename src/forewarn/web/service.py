@@ -51,7 +51,7 @@ def build_service(
     register_records(engine)
     managed = ManagedHosts(engine)
     contacts = HostContacts(engine, managed)
-    operations = Operations(engine, make_id, contacts.away_since)
+    operations = Operations(engine, make_id, contacts.silent_since)
     hosts = RemoteHosts(engine, operations, managed, contacts)
     campaigns = Campaigns(engine, hosts.managed.is_unreachable)
     hosts.avoid = campaigns.host_priorities

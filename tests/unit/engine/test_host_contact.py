@@ -213,13 +213,18 @@ class StoredContacts:
     """What the records of hosts say: when they were away, and since when they are."""
 
     def __init__(self, gaps: dict[str, list[Gap]], away: dict[str, datetime]) -> None:
-        self._gaps, self._away = gaps, away
+        self._gaps = gaps
+        self._away = away
 
     def gaps_of(self, host: str) -> list[Gap]:
         return self._gaps.get(host, [])
 
     def away_since(self, host: str) -> datetime | None:
         return self._away.get(host)
+
+    def silent_since(self, host: str, at: datetime) -> datetime | None:
+        away_since = self._away.get(host)
+        return away_since if away_since is not None and away_since <= at else None
 
     def is_in_doubt(self, host: str) -> bool:
         return False
@@ -928,6 +933,37 @@ def test_maintenance_that_is_announced_after_a_day_without_the_host_waits_for_it
     run(test)
 
 
+def test_restart_that_is_requested_when_the_host_returns_after_a_day_is_announced() -> None:
+    """Its VM may not have polled again in the second after the return."""
+
+    async def test(world: World) -> None:
+        daemon = await cut_off_for_a_day(world)
+        await daemon.work(inventory=daemon.inventory)
+        await world.settle()
+        assert not world.servers[0].is_unreachable("host-a")
+        assert await world.servers[0].operations.restart("a", by="ann")
+        left = event_of(world, "a").not_before - world.clock.now()
+        assert 15 * MINUTE <= left <= 15 * MINUTE + SECOND
+        await world.pass_time(20 * MINUTE)  # without its host again
+        await assert_has_its_notice_after(world, daemon)
+
+    run(test)
+
+
+def test_vm_that_does_not_poll_for_an_hour_after_a_day_without_its_host_is_restarted_at_once() -> (
+    None
+):
+    """It could: nobody would read its event."""
+
+    async def test(world: World) -> None:
+        daemon = await cut_off_for_a_day(world)
+        await daemon.work(inventory=daemon.inventory)
+        await world.pass_time(61 * MINUTE, daemon)
+        assert await world.servers[0].operations.restart("a", by="ann") is None
+
+    run(test)
+
+
 def test_vm_of_a_polled_scope_gets_its_notice_after_a_day_without_its_host() -> None:
     """The other VM of the scope polls all the time; this one polled until its host was away."""
 
@@ -965,7 +1001,7 @@ def test_vm_that_never_polled_is_restarted_at_once_although_its_host_is_away() -
 
 
 def test_vm_of_a_host_that_was_forgotten_is_restarted_at_once_if_it_does_not_poll() -> None:
-    """It asks the servers since then."""
+    """It asks the servers since then, and had an hour to do it."""
 
     async def test(world: World) -> None:
         await cut_off_for_a_day(world)
@@ -973,6 +1009,7 @@ def test_vm_of_a_host_that_was_forgotten_is_restarted_at_once_if_it_does_not_pol
         url = "/api/v1/hosts/host-a/daemon?still_running=true"
         response = await world.servers[0].client.delete(url, headers=headers)
         assert response.status_code == 200, response.text
+        await world.clock.advance(61 * MINUTE)
         assert await world.servers[0].operations.restart("a", by="ann") is None
 
     run(test)
