@@ -3,6 +3,7 @@
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -32,6 +33,16 @@ def sign_in(page: ConsolePage, world: HostWorld) -> None:
     page.page.get_by_label("Token").fill(world.server.token)
     page.page.get_by_role("button", name="Sign in").click()
     page.page.wait_for_selector("main[data-ready] #sentence")
+
+
+def request_work(world: HostWorld, **more: Any) -> None:
+    """A request of a daemon with bridges, which is connected for some seconds then."""
+    body = {"session": "s", "machine": "m", **more}
+    token = (world.folder / "token").read_text()
+    eventually(
+        lambda: world.server.ask("POST", "/hosts/host-a/work", body, token=token),
+        lambda answered: answered[0] == 200,  # 503 until the server has its lease
+    )
 
 
 def test_dead_host_is_shown_with_the_reason_everywhere(tmp_path: Path) -> None:
@@ -154,11 +165,7 @@ def test_bridge_that_is_not_served_is_shown_with_the_reason(tmp_path: Path) -> N
     with hosting(tmp_path) as world:
 
         def work() -> None:
-            """A request of a daemon, which is connected for some seconds then."""
-            body = {"session": "s", "machine": "m", "unserved": [unserved]}
-            token = (tmp_path / "token").read_text()
-            status, answer = world.server.ask("POST", "/hosts/host-a/work", body, token=token)
-            assert status == 200, answer
+            request_work(world, unserved=[unserved])
 
         work()
         with console(world.server.control) as watched:
@@ -211,15 +218,14 @@ def test_vm_that_gets_only_errors_is_shown_with_the_reason(tmp_path: Path) -> No
 def test_event_that_is_due_and_does_not_start_says_that_its_vm_cannot_read_it(
     tmp_path: Path,
 ) -> None:
-    with hosting(tmp_path) as world, daemon_of(world, *EXEC) as daemon:
-        world.wait_for_vms("web-0", "web-1")
+    """Its host was lost. It reads through the daemon of its host, which has a bridge."""
+    with hosting(tmp_path) as world:
+        request_work(world, inventory={"vms": [vm("web-0", 1)]})
+        world.wait_for_vms("web-0")
         world.server.poll(vm="web-0")
-        daemon.kill()
-        eventually(lambda: "its daemon has been away" in ask(world, "host", "show", "host-a"))
+        eventually(lambda: AWAY in ask(world, "host", "show", "host-a"))
         said = ask(world, "vm", "evict", "web-0")
-        assert (
-            "\nthe impact waits for the daemon of host-a: its daemon has been away since 20" in said
-        )
+        assert f"\nthe impact waits for the daemon of host-a: {AWAY} 20" in said
         (event,) = world.server.ask("GET", "/events")[1]["events"]
         with console(world.server.control) as watched:
             watched.allowed.append("the server responded with a status of 401")
