@@ -35,7 +35,8 @@ async def serve(settings: dict[str, Any], lines: asyncio.StreamReader) -> None:
     problems = [await bridge.update() for bridge in bridges]
     if not any(bridge.is_serving for bridge in bridges):
         raise Unavailable(problems[0][0].reason)
-    following = [asyncio.create_task(bridge.follow()) for bridge in bridges]
+    tasks = (relay.run(), *(bridge.follow() for bridge in bridges))
+    following = [asyncio.create_task(task) for task in tasks]
     print("ready", flush=True)
     while line := await lines.readline():
         vms.clear()

@@ -4,6 +4,7 @@ A guest is where it is plugged in, whatever addresses it uses.
 """
 
 import json
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -336,6 +337,23 @@ def test_servers_that_die_are_replaced_then_missed_then_back(tmp_path: Path) -> 
             world.start_server(0)
             eventually(lambda: "age" not in client.ask().headers)
             assert name_of(client.ask(INSTANCE)) == "web-0"
+
+
+def test_guest_that_waits_at_a_suspended_server_reads_from_another_within_seconds(
+    tmp_path: Path,
+) -> None:
+    """The kernel keeps the connections of a process that is stopped."""
+    with ExitStack() as stack:
+        world = start(stack, tmp_path, servers=2)
+        guest = world.add_guest("br0", "192.168.122.71/24", WEB_0)
+        with world.connect(guest) as client, world.connect(guest) as waiting:
+            known = client.ask().headers["etag"]
+            more = f"If-None-Match: {known}\r\nPrefer: wait=60\r\nMetadata:".encode()
+            waiting.send(POLL.replace(b"Metadata:", more))
+            client.ask()
+            world.servers[0].send_signal(signal.SIGSTOP)
+            assert "age" in waiting.response().headers  # what the guest knows already
+            assert "age" not in waiting.ask().headers
 
 
 def test_bridge_that_is_made_again_is_served_again(tmp_path: Path) -> None:

@@ -63,9 +63,10 @@ async def run(config: HostdConfig, on_ready: Callable[[str], None]) -> None:
         follows = [listener.follow() for listener in listeners]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = (inventory.run(), control.run(), notifier.keep_feeding(), unconfirmed.run())
+                tasks = (inventory.run(), control.run(), relay.run(), unconfirmed.run())
                 for work in (*tasks, *follows, check_disks(config, platform)):
                     group.create_task(work)
+                group.create_task(notifier.keep_feeding())
                 on_ready(status)
                 notifier.ready(status)
         except ExceptionGroup as errors:

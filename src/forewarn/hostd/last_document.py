@@ -2,6 +2,7 @@
 
 import math
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from forewarn.hostd.upstream import Request, Response
 from forewarn.web.http.message import join_headers, preferred_seconds
@@ -86,8 +87,8 @@ class LastDocuments:
 
 
 def is_document(target: bytes) -> bool:
-    """Whether the target of a request is the document."""
-    path = target.partition(b"?")[0].lower()
+    """Whether the target of a request is the document. Servers decode escapes of its path, too."""
+    path = unquote_to_bytes(target.partition(b"?")[0]).lower()
     return path.removesuffix(b"/").endswith(b"/scheduledevents")
 
 

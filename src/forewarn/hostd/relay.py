@@ -24,7 +24,15 @@ from forewarn.hostd.ports import BridgePorts, peer_of
 from forewarn.hostd.refusals import Refusals, reason_of, reason_of_status
 from forewarn.hostd.settings import HostToken
 from forewarn.hostd.unconfirmed import Unconfirmed
-from forewarn.hostd.upstream import TRY_NEXT, Request, Response, ServerLost, Upstream
+from forewarn.hostd.upstream import (
+    CHECK_EVERY_SECONDS,
+    CHECK_SECONDS_MAX,
+    TRY_NEXT,
+    Request,
+    Response,
+    ServerLost,
+    Upstream,
+)
 from forewarn.log import log
 from forewarn.platform.remote import RefusalReason
 from forewarn.web.http import message
@@ -160,6 +168,25 @@ class Relay:
         self._now = now
         self._wall_time = wall_time
         self._documents = LastDocuments()
+        self._waiting_vm = ""
+
+    async def run(self) -> None:
+        """Check the servers at which guests wait, until cancelled."""
+        while True:  # ends when cancelled
+            await asyncio.sleep(CHECK_EVERY_SECONDS)
+            await self.check_servers()
+
+    async def check_servers(self, seconds_max: float = CHECK_SECONDS_MAX) -> None:
+        """End the long polls of servers that do not answer.
+
+        The request is one of a guest that waits, or did: what it gets shows that the server lives.
+        """
+        headers = ((b"metadata", b"true"), *self._sign(self._waiting_vm))
+        request = Request("GET", b"/metadata/versions", headers, seconds_max=seconds_max)
+        await self._upstream.check_servers(request)
+
+    def _sign(self, vm: str) -> tuple[Header, ...]:
+        return sign(self._token, vm, int(self._wall_time()) // 60)
 
     async def __call__(self, scope: message.Message, receive: message.Receive, _: object) -> None:
         connection: RelayConnection = scope["connection"]
@@ -186,12 +213,13 @@ class Relay:
         vm = connection.address
         headers = forwarded_headers(connection.headers)
         body = await message.read_body(receive)
-        signed = (*headers, *sign(self._token, vm, int(self._wall_time()) // 60))
+        signed = (*headers, *self._sign(vm))
         request = Request(connection.scope["method"], connection.url, signed, body)
         poll = Poll.parse(vm, request)
         if poll is not None:
             return await self._poll(poll, request, receive)
-        return await self._upstream.send(request)
+        # A server that lets it wait would be taken for one that does not answer.
+        return await self._upstream.send(without_wait(request))
 
     async def _poll(self, poll: Poll, request: Request, receive: message.Receive) -> Response:
         asked_at = self._now()
@@ -202,8 +230,7 @@ class Relay:
                 asked_at, ages_seconds = self._now(), response.ages_seconds
                 response = None
             if response is None:
-                plain = [each for each in request.headers if each[0] != b"prefer"]
-                response = await self._upstream.send(request._replace(headers=plain))
+                response = await self._upstream.send(without_wait(request))
         except Unavailable as error:
             silent_seconds = error.silent_seconds if isinstance(error, ServerLost) else 0.0
             self.unconfirmed.doubt(ages_seconds, asked_at)
@@ -240,8 +267,13 @@ class Relay:
         """No server answers. One that let a poll wait and has closed the connection was there until
         just now. If its machine is gone, or it was stopped, nothing came from it for some time.
         """
+        if not poll.wait_seconds:
+            self.unconfirmed.fail(asked_at)
+            return
         lost_at = max(self._now() - silent_seconds, asked_at)
-        self.unconfirmed.fail(lost_at if poll.wait_seconds else asked_at)
+        if silent_seconds:
+            self.unconfirmed.wait_in_vain(lost_at)
+        self.unconfirmed.fail(lost_at)
 
     async def _wait(
         self, poll: Poll, request: Request, receive: message.Receive
@@ -259,6 +291,7 @@ class Relay:
             return None
         seconds_max = min(poll.wait_seconds, WAIT_SECONDS_MAX) + request.seconds_max
         waiting = request._replace(seconds_max=seconds_max, may_repeat=False)
+        self._waiting_vm = poll.vm
         sent = asyncio.create_task(self._upstream.send(waiting))
         move = asyncio.create_task(self._moves.wait_for(poll.vm))
         await wait_for_first(sent, move, message.wait_for_disconnect(receive))
@@ -275,6 +308,12 @@ def _error_response(error: Error, connection: RelayConnection) -> Response:
     if isinstance(error, Forbidden):
         connection.cycle.keep_alive = False
     return Response(status_of(error), headers, metadata_body(error))
+
+
+def without_wait(request: Request) -> Request:
+    """The request, which its server answers at once."""
+    headers = [each for each in request.headers if each[0] != b"prefer"]
+    return request._replace(headers=headers)
 
 
 def forwarded_headers(headers: list[Header]) -> list[Header]:

@@ -66,6 +66,14 @@ class Unconfirmed:
             self._first_at = max(asked_at, self._confirmed_at)
         self._last_at = now
 
+    def wait_in_vain(self, since: float) -> None:
+        """A guest's poll waited, and from this time on its server could not answer it.
+
+        That another server has answered other guests meanwhile did not help this one.
+        """
+        if self._now() - since >= LASTING_SECONDS:
+            self._end(since)
+
     def confirm(self, asked_at: float | None = None) -> None:
         """A server has answered a guest with the document, or that it has not changed.
 

@@ -32,6 +32,9 @@ CONNECT_SECONDS_MAX = 5.0
 BODY_BYTES_MAX = 1 << 24
 DEAD_SECONDS = 10
 """A server whose machine is gone is noticed after this time, even if a long poll waits."""
+CHECK_EVERY_SECONDS = 2.0
+"""How often a server at which long polls wait is checked."""
+CHECK_SECONDS_MAX = 4.0
 SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_SECONDS // 2),
@@ -169,7 +172,8 @@ class HttpConnection(asyncio.Protocol):
 class Server:
     """`path` comes before the path of each request.
 
-    `idle` has its connections between two requests, the one used last at the end.
+    `idle` has its connections between two requests, the one used last at the end, and `waiting`
+    those with a long poll. `answered_at` is when its last response came.
     """
 
     def __init__(self, url: str, ca_file: Path | None = None) -> None:
@@ -178,7 +182,9 @@ class Server:
         self.tls = make_tls(ca_file) if parts.scheme == "https" else None
         self.host, self.port = parts.hostname or "", parts.port or (443 if self.tls else 80)
         self.retry_at = 0.0
+        self.answered_at = 0.0
         self.idle: list[tuple[HttpConnection, float]] = []
+        self.waiting: set[HttpConnection] = set()
 
     async def connect(self) -> HttpConnection:
         """A new connection; NotSent if there is none."""
@@ -204,20 +210,43 @@ class Server:
     async def ask(self, request: "Request") -> Response:
         """Over a connection that was kept, or a new one: a restart breaks those that were kept."""
         loop = asyncio.get_running_loop()
-        arguments, is_head = (request.encode(self), request.seconds_max), request.method == "HEAD"
         deadline = loop.time() + request.seconds_max
         kept = self.take_idle(loop.time())
         connection = kept or await self.connect()
         try:
-            response = await connection.send(*arguments, is_head=is_head)
+            response = await self._send(connection, request)
         except ServerLost:
             if kept is None or not request.may_repeat or loop.time() >= deadline:
                 raise
             connection = await self.connect()
-            response = await connection.send(*arguments, is_head=is_head)
+            response = await self._send(connection, request)
+        self.answered_at = loop.time()
         if connection.is_open:
-            self.idle.append((connection, loop.time()))
+            self.idle.append((connection, self.answered_at))
         return response
+
+    async def _send(self, connection: HttpConnection, request: "Request") -> Response:
+        if request.is_long_poll:
+            self.waiting.add(connection)
+        try:
+            return await connection.send(
+                request.encode(self), request.seconds_max, is_head=request.method == "HEAD"
+            )
+        finally:
+            self.waiting.discard(connection)
+
+    async def check(self, request: "Request") -> None:
+        """End the long polls that wait here if the server does not answer a request.
+
+        The kernel keeps the connections of a process that is stopped, so nothing else shows it.
+        """
+        try:
+            await self.ask(request)
+        except ServerLost:
+            now = asyncio.get_running_loop().time()
+            self.retry_at = now + RETRY_SECONDS
+            for connection in list(self.waiting):
+                connection.fail("was closed: its server does not answer", now - self.answered_at)
 
 
 @functools.cache
@@ -243,6 +272,10 @@ class Request(NamedTuple):
     body: bytes = b""
     seconds_max: float = RESPONSE_SECONDS_MAX
     may_repeat: bool = True
+
+    @property
+    def is_long_poll(self) -> bool:
+        return self.seconds_max > RESPONSE_SECONDS_MAX
 
     def encode(self, server: Server) -> bytes:
         headers = [*self.headers]
@@ -288,6 +321,11 @@ class Upstream:
     def has_room(self) -> bool:
         """Whether there is a connection for another long poll."""
         return self.busy < self._connections_max * 3 // 4
+
+    async def check_servers(self, request: Request) -> None:
+        """End the long polls of servers that do not answer a request."""
+        waiting = [server for server in self._servers if server.waiting]
+        await asyncio.gather(*(server.check(request) for server in waiting))
 
     def close(self) -> None:
         for server in self._servers:

@@ -89,6 +89,7 @@ class RelayWorld:
         urls = [server.url for server in self.servers]
         self.upstream = Upstream(urls, connections_max=self._connections_max)
         relay = Relay(self.upstream, self._token, self.moves, self._now, lambda: MINUTE + 7.5)
+        self.relay = relay
         self.refusals, self.unconfirmed = relay.refusals, relay.unconfirmed
         policy = RelayPolicy(self.ports, self._limits, relay.refusals)
         bound = socket.create_server(("127.0.0.1", 0))

@@ -306,6 +306,63 @@ def test_long_poll_whose_server_dies_is_not_sent_again() -> None:
         assert (client.response().status, world.servers[1].requests) == (503, [])
 
 
+class Suspended:
+    """Answers like a server whose process can be stopped: then its connections stay open."""
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+
+    async def __call__(self, request: bytes) -> bytes:
+        return await never(request) if self.is_stopped or b"prefer" in request else response()
+
+
+def test_long_poll_ends_if_its_server_does_not_answer_a_check() -> None:
+    """A process that is stopped keeps its connections: the guest would wait until it gives up."""
+    answer = Suspended()
+    with (
+        RelayWorld(RecordingServer(answer=answer), RecordingServer(response())) as world,
+        world.connect() as client,
+    ):
+        world.ask(POLL)
+        client.send(WAIT)
+        until(lambda: len(world.servers[0].requests) == 2)
+        answer.is_stopped = True
+        world.run(world.relay.check_servers(seconds_max=0.05))
+
+        assert "age" in client.response().headers
+        assert world.servers[1].requests == []
+        assert "age" not in world.ask(POLL).headers
+        assert len(world.servers[1].requests) == 1
+
+
+def test_check_of_a_server_is_a_request_of_a_guest_that_waits_there() -> None:
+    """The server refuses others. It is no poll: that would mean that the guest is there."""
+    servers = RecordingServer(answer=Suspended()), RecordingServer(answer=Suspended())
+    with RelayWorld(*servers) as world, world.connect("127.0.0.2") as client:
+        world.run(world.relay.check_servers())
+        assert servers[0].requests == []
+        client.send(WAIT)
+        until(lambda: len(servers[0].requests) == 1)
+        world.run(world.relay.check_servers())
+
+        first, *headers = sent_lines(servers[0])
+        assert first == b"GET /metadata/versions HTTP/1.1"
+        assert {b"metadata: true", *identity("id-2")} < {*headers}
+        assert servers[1].requests == []
+        assert world.upstream.busy == 1  # it waits on
+
+
+@pytest.mark.parametrize("path", ["scheduledevent%73", "%73cheduledevents", "instance"])
+def test_no_other_request_of_a_guest_waits_at_a_server(path: str) -> None:
+    """Servers decode the path. One that let it wait would be taken for one that does not answer,
+    by all guests of the host.
+    """
+    with RelayWorld(RecordingServer(response())) as world:
+        world.ask(WAIT.replace(b"/scheduledevents", f"/{path}".encode()))
+        is_poll = path != "instance"
+        assert (b"prefer: wait=30" in sent_lines(world.servers[0])) is is_poll
+
+
 @pytest.mark.parametrize(("ahead_seconds", "status"), [(59.0, 304), (61.0, 503)])
 def test_long_poll_whose_server_dies_gets_the_last_document(
     ahead_seconds: float, status: int

@@ -106,6 +106,27 @@ def test_long_poll_that_its_server_never_answers_counts_from_its_beginning() -> 
     assert asyncio.run(main()) == 0.02
 
 
+def test_guest_that_waited_at_a_suspended_server_could_not_read_although_others_could() -> None:
+    """Their polls went to another server; its own waited where nothing was answered."""
+
+    async def answer(request: bytes) -> bytes:
+        if b"prefer" in request or b"versions" in request:
+            await asyncio.Event().wait()
+        return response()
+
+    with RelayWorld(RecordingServer(answer=answer)) as world, world.connect() as client:
+        client.send(POLL.replace(b"Metadata:", b"Prefer: wait=60\r\nMetadata:"))
+        until(lambda: bool(world.servers[0].requests))
+        world.ahead_seconds = 20.0
+        world.ask(POLL, "127.0.0.2")
+        (server,) = world.upstream._servers
+        server.answered_at -= 10.0  # the other guest was answered by another server
+        world.run(world.relay.check_servers(seconds_max=0.05))
+        assert client.response().status == 503
+        assert 10 <= world.unconfirmed.seconds < 20
+        assert world.unconfirmed.has_ended
+
+
 def test_refusal_of_a_server_is_no_reason_to_wait() -> None:
     """It answers: that the guest may not read is not an outage."""
     with RelayWorld(RecordingServer(response("403 Forbidden", b"{}"))) as world:
