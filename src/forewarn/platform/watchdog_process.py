@@ -12,44 +12,77 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 
 LOOK_SECONDS = 0.05
 READ_BYTES = 65_536
 
 
+class Groups:
+    """The process groups of the parent.
+
+    RUNNING -> ENDING: SIGTERM was sent -> SIGKILL is sent at its deadline -> gone
+
+    Each has a deadline of its own, because a parent that is stopped twice begins others in between.
+    """
+
+    def __init__(self, grace_seconds: float) -> None:
+        self._grace_seconds = grace_seconds
+        self.running = set[int]()
+        self.ending = dict[int, float]()
+
+    def note(self, line: bytes) -> None:
+        """A group has begun or ended, as the parent says."""
+        group = int(line[1:])
+        if line[:1] == b"+":
+            self.running.add(group)
+        else:
+            self.running.discard(group)
+            self.ending.pop(group, None)
+
+    def terminate(self) -> None:
+        deadline = time.monotonic() + self._grace_seconds
+        self.ending |= {group: deadline for group in self.running if send(group, signal.SIGTERM)}
+        self.running.clear()
+
+    def look(self) -> None:
+        """Kill what is left after the grace period.
+
+        A group whose last process is reaped is not looked at again: its id may be used again.
+        """
+        for group, deadline in list(self.ending.items()):
+            is_late = time.monotonic() >= deadline
+            if not send(group, signal.SIGKILL if is_late else 0) or is_late:
+                del self.ending[group]
+
+
 def main(silent_seconds: float, grace_seconds: float) -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # systemd sends it to the whole unit
-    groups, incomplete = set[int](), b""
+    groups, incomplete = Groups(grace_seconds), b""
+    silent_at = time.monotonic() + silent_seconds
     while True:  # ends with the input
-        is_readable, _, _ = select.select([0], [], [], silent_seconds if groups else None)
-        if not is_readable:
-            end(groups, grace_seconds)
-            groups.clear()
-            continue
-        received = os.read(0, READ_BYTES)
-        if not received:
-            end(groups, grace_seconds)
-            return
-        *lines, incomplete = (incomplete + received).split(b"\n")
-        for line in filter(None, lines):
-            (groups.add if line[:1] == b"+" else groups.discard)(int(line[1:]))
-
-
-def end(groups: Iterable[int], grace_seconds: float) -> None:
-    """Send SIGTERM, and SIGKILL to what is left after the grace period.
-
-    A group whose last process is reaped is not looked at again: its id may be used again.
-    """
-    left = {group for group in groups if send(group, signal.SIGTERM)}
-    deadline = time.monotonic() + grace_seconds
-    while left and time.monotonic() < deadline:
+        wait_seconds = None
+        if groups.ending:
+            wait_seconds = LOOK_SECONDS
+        elif groups.running:
+            wait_seconds = max(silent_at - time.monotonic(), 0)
+        is_readable, _, _ = select.select([0], [], [], wait_seconds)
+        if is_readable:
+            received = os.read(0, READ_BYTES)
+            if not received:
+                break
+            *lines, incomplete = (incomplete + received).split(b"\n")
+            for line in filter(None, lines):
+                groups.note(line)
+            silent_at = time.monotonic() + silent_seconds
+        elif time.monotonic() >= silent_at:
+            groups.terminate()
+        groups.look()
+    groups.terminate()
+    while groups.ending:
         time.sleep(LOOK_SECONDS)
-        left = {group for group in left if send(group, 0)}
-    for group in left:
-        send(group, signal.SIGKILL)
+        groups.look()
 
 
 def send(group: int, number: int) -> bool:

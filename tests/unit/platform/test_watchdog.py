@@ -23,7 +23,7 @@ from forewarn.hostd.settings import HostdConfig
 from forewarn.option_kind import ExecCommand
 from forewarn.platform.base import ImpactRequest, ImpactResult, run_platform_call
 from forewarn.platform.exec import ExecPlatform
-from forewarn.platform.watchdog import Watchdog
+from forewarn.platform.watchdog import SCRIPT, Watchdog
 from tests.builders import guid
 from tests.e2e.waiting import eventually
 from tests.unit.platform.instant_clock import InstantClock
@@ -34,7 +34,7 @@ GRACE_SECONDS = SILENT_SECONDS = 0.5
 PARENT = """
 import asyncio, sys
 from forewarn.platform.exec import Output, run_command
-from forewarn.platform.watchdog import Watchdog
+from forewarn.platform.watchdog import SCRIPT, Watchdog
 
 async def main():
     with_output = Output(), Output()
@@ -104,6 +104,37 @@ def test_command_of_a_process_that_was_stopped_is_ended(
     eventually((tmp_path / "ended").exists)
     parent.send_signal(signal.SIGCONT)
     assert parent.wait(30) == 0
+
+
+def test_command_that_began_between_two_stops_is_ended_as_soon_as_the_first_one(
+    tmp_path: Path,
+) -> None:
+    """The grace period of the first one, which ignores SIGTERM, is not over."""
+    watching = subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(SILENT_SECONDS), "600"], stdin=subprocess.PIPE
+    )
+    assert watching.stdin is not None
+    commands = list[subprocess.Popen[bytes]]()
+    try:
+        for name, command in (("first", STUBBORN), ("second", CAREFUL)):
+            (tmp_path / name).mkdir()
+            begun = subprocess.Popen(
+                ["sh", "-c", command], cwd=tmp_path / name, start_new_session=True
+            )
+            commands.append(begun)
+            eventually((tmp_path / name / "begun").exists)
+            os.write(watching.stdin.fileno(), b"+%d\n" % begun.pid)
+            if name == "first":
+                assert begun.poll() is None
+                subprocess.run(["sleep", str(2 * SILENT_SECONDS)], check=True)  # it is stopped
+        eventually((tmp_path / "second" / "ended").exists)
+        assert commands[0].poll() is None
+    finally:
+        watching.kill()
+        watching.communicate()
+        for each in commands:
+            each.kill()
+            each.wait()
 
 
 def test_command_of_a_process_that_lives_runs_on(
