@@ -309,7 +309,7 @@ class HostContacts:
 
     def _is_unconfirmed(self, request: WorkRequest) -> bool:
         lasts = timedelta(seconds=request.unconfirmed_seconds)
-        return lasts >= self._engine.timing.gap_min_preempt
+        return request.relays and lasts >= self._engine.timing.gap_min_preempt
 
     def note(
         self,

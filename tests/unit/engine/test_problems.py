@@ -138,6 +138,22 @@ def test_history_says_when_guests_of_a_host_get_no_response_and_when_they_do_aga
     run(test)
 
 
+def test_daemon_without_a_bridge_gets_no_problem_when_no_metadata_server_responds() -> None:
+    """Its guests ask the servers, so what its relay can reach says nothing about them."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        daemon.relays = False
+        await daemon.work()
+        daemon.unconfirmed_since = world.clock.now()
+        await world.pass_time(timedelta(seconds=30), daemon)
+        assert (await get(world, "hosts/host-a"))["problems"] == []
+        entries = await world.history("updated")
+        assert [entry.detail for entry in entries if "guests" in entry.detail] == []
+
+    run(test)
+
+
 def test_waiting_impact_names_the_daemon_that_it_waits_for() -> None:
     async def test(world: World) -> None:
         await world.daemon("host-a", reported("web-0"))
