@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from forewarn.cli.config_file import DEFAULT
+from forewarn.cli.config_file import DEFAULT, Resolved
 from forewarn.cli.event_loop import run_service
 from forewarn.cli.exit_codes import needs_extra
 from forewarn.cli.history import SENTENCES, format_entry
@@ -24,13 +24,16 @@ from forewarn.cli.options import (
     read_config,
     with_options,
 )
-from forewarn.config import Config
+from forewarn.config import Config, options
+from forewarn.errors import Invalid
 from forewarn.option_kind import Address
 
 if TYPE_CHECKING:
     from forewarn.engine.entry import Entry
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
+HARM = {"store": "replace the fleet in it", "platform": "act on real VMs"}
+"""What a demo would do with the values that these options have for a service."""
 
 
 @with_options(Config)
@@ -61,7 +64,8 @@ def demo(context: typer.Context, *, file: File = None) -> None:
     """
     usual = {name: getattr(Config, name) for name in ("metadata", "control")}
     free = {name: Address(at.host, 0) for name, at in usual.items() if is_taken(at)}
-    config, sources = read_config(context, Config, {**DEMO, **free})
+    config, sources = resolved = read_config(context, Config, {**DEMO, **free})
+    refuse_harm(resolved)
     for name in free:
         if sources[name] == DEFAULT:
             typer.echo(f"{usual[name]} is in use: {name} takes a free port", err=True)
@@ -70,6 +74,24 @@ def demo(context: typer.Context, *, file: File = None) -> None:
         typer.echo(format_welcome(metadata, control, config.rate, _describe_store(config)))
 
     _run("demo", config, print_welcome, print_change)
+
+
+def refuse_harm(resolved: Resolved[Config]) -> None:
+    """Refuse a demo that would change a service, because of its variables or its config file.
+
+    A demo is typed anywhere, also in the folder of a service. A flag is typed for the demo itself.
+    """
+    for option in options(Config):
+        if option.name not in HARM:
+            continue
+        harmless = DEMO.get(option.name, option.default)
+        value, source = getattr(resolved.config, option.name), resolved.sources[option.name]
+        if value != harmless and source != option.flag:
+            raise Invalid(
+                f"{option.name} is {value} (from {source}): the demo would {HARM[option.name]}; "
+                f"expected {option.flag} {harmless}, or another value of that flag",
+                option=option.name,
+            )
 
 
 def format_welcome(metadata: Address, control: Address, rate: float, store: str) -> str:

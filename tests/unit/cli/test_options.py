@@ -233,6 +233,55 @@ def test_service_refuses_another_kind_of_store_than_its_file(
 
 
 @pytest.mark.parametrize(
+    ("toml", "env", "found"),
+    [
+        (
+            'store = "sqlite:///prod.db"',
+            {},
+            "sqlite:///prod.db (from store in DIR/forewarn.toml)",
+        ),
+        (
+            "",
+            {"FOREWARN_STORE": "etcd://h1:2379/forewarn"},
+            "etcd://h1:2379/forewarn (from FOREWARN_STORE)",
+        ),
+    ],
+)
+def test_demo_refuses_the_store_of_a_service(
+    tmp_path: Path, toml: str, env: dict[str, str], found: str
+) -> None:
+    """It deleted the fleet of the service in whose folder it was typed."""
+    error = demo_error(tmp_path, toml=toml, env=env)
+
+    assert isinstance(error, Invalid)
+    assert str(error).replace(str(tmp_path), "DIR") == (
+        f"store is {found}: the demo would replace the fleet in it; "
+        "expected --store memory, or another value of that flag"
+    )
+
+
+def test_demo_refuses_the_platform_of_a_service(tmp_path: Path) -> None:
+    """What it suggests to try would restart a real VM."""
+    error = demo_error(tmp_path, toml='platform = "libvirt"')
+
+    assert isinstance(error, Invalid)
+    assert str(error).replace(str(tmp_path), "DIR") == (
+        "platform is libvirt (from platform in DIR/forewarn.toml): the demo would act on real VMs; "
+        "expected --platform simulated, or another value of that flag"
+    )
+
+
+def test_demo_uses_the_store_that_its_flag_names(tmp_path: Path) -> None:
+    """Who types it wants to keep the demo. `memory` harms nothing, wherever it comes from."""
+    absent = "cannot read the fleet file /nope: No such file or directory"
+    toml = 'store = "sqlite:///prod.db"'
+    typed = demo_error(tmp_path, "--store", f"sqlite:///{tmp_path}/x.db", toml=toml)
+    in_memory = demo_error(tmp_path, toml='store = "memory"')
+
+    assert (str(typed), str(in_memory)) == (absent, absent)
+
+
+@pytest.mark.parametrize(
     "command", [("create", "ann", "--role", "admin"), ("list",), ("revoke", "ann")]
 )
 def test_token_command_refuses_another_kind_of_store_than_the_file_has(
@@ -301,13 +350,25 @@ def test_service_with_a_wrong_file_leaves_no_store_behind(
 
 
 def serve_error(
-    tmp_path: Path, *flags: str, toml: str = "", env: dict[str, str] | None = None
+    tmp_path: Path,
+    *flags: str,
+    toml: str = "",
+    env: dict[str, str] | None = None,
+    command: str = "serve",
 ) -> BaseException | None:
     path = tmp_path / "forewarn.toml"
     path.write_text(toml)
     ports = ("--metadata", "127.0.0.1:0", "--control", "127.0.0.1:0")
-    command = ["--config", str(path), "serve", *ports, *flags]
-    return CliRunner().invoke(app, command, env=env or {}).exception
+    arguments = ["--config", str(path), command, *ports, *flags]
+    return CliRunner().invoke(app, arguments, env=env or {}).exception
+
+
+def demo_error(
+    tmp_path: Path, *flags: str, toml: str = "", env: dict[str, str] | None = None
+) -> BaseException | None:
+    """Without a fleet, so that a demo that is not refused does not run here."""
+    fleet = ("--fleet", "/nope")
+    return serve_error(tmp_path, *fleet, *flags, toml=toml, env=env, command="demo")
 
 
 def test_wrong_secret_is_not_repeated(tmp_path: Path) -> None:
