@@ -44,7 +44,8 @@ def _format_cell(column: str, value: object, now: datetime | None) -> str:
         return f"{len(value)} {column.replace('_', ' ')}"
     if now and isinstance(value, str) and TIME.fullmatch(value):
         return format_relative(value, now)
-    return shorten(_format(value))
+    text = _format(value)
+    return text if column == "problems" else shorten(text)  # those have ids of libvirt
 
 
 def show_one(item: Mapping[str, Any]) -> None:
@@ -98,7 +99,7 @@ def show_json(response: object) -> None:
 
 
 def shorten(text: str) -> str:
-    """Text in which ids have 8 characters, which every command accepts."""
+    """Text in which ids have 8 characters, which every command of Forewarn accepts."""
     return GUID.sub(r"\1", text)
 
 

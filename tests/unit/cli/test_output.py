@@ -244,6 +244,15 @@ def test_ids_are_short_in_tables_and_whole_in_json(capsys: pytest.CaptureFixture
     assert '"id": "1B2C3D4E-0F33-41B9-B7D1-9390A9009A3E"' in printed
 
 
+def test_ids_in_a_problem_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are ids of libvirt, whose commands accept only whole ones, and may begin alike."""
+    first, second = (f"00000000-0000-4000-8000-00000000000{number}" for number in (1, 2))
+    problem = f"two VMs are named 'web-1': {first} on host-a and {second} on host-a"
+    show_list({"hosts": [{"problems": problem}], "total": 1}, "hosts", ("problems",))
+
+    assert capsys.readouterr().out == f"PROBLEMS\n{problem}\n"
+
+
 def test_long_list_is_a_number_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     """A scope may have a thousand VMs, and a line of `host list | grep` should fit a screen."""
     response = {"scopes": [{"vms": [f"web-{number}" for number in range(6)]}], "total": 1}
