@@ -134,7 +134,7 @@ class EtcdClient:
         """One of our errors, in words for the operator."""
         details: str = error.details() or error.code().name
         kind: type[Error] = StoreLost
-        problem = details.rpartition(": ")[2]  # gRPC puts the cause last
+        problem = details.rpartition(": ")[2].rstrip("]")  # gRPC puts the cause last, in brackets
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             kind, problem = StoreUnusable, "this is not etcd; expected etcd's client URL"
         for part, (known, meaning) in PROBLEMS.items():
