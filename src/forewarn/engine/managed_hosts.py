@@ -267,6 +267,11 @@ class ManagedHosts:
     def connected(self) -> list[ManagedHost]:
         return [record for record in self._all() if not self.is_unreachable(record.host)]
 
+    def count_others(self, host: str) -> int:
+        """How many other hosts are managed, connected or not. Does not walk all hosts."""
+        hosts = sum(map(len, self._served_by.values()))
+        return hosts - (self.find(host) is not None)
+
     def _all(self) -> list[ManagedHost]:
         return [record for _, record in self._engine.records.values("hostd") if record.session]
 

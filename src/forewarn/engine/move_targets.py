@@ -38,7 +38,8 @@ class MoveTargets:
     def rank(self, request: ImpactRequest, avoid: Mapping[str, int]) -> tuple[str, ...]:
         """The hosts that a VM may move to, the best first; `avoid` names bad ones, and how bad.
 
-        One that runs it already has room for it.
+        One that runs it already has room for it. None if no other host is managed: then its daemon
+        may restart it in place. ImpactFailed if the others are not connected, or have no room.
         """
         vm, scope = request.vm, self._engine.board.scopes[request.scope].scope
         connected = (each.host for each in self._managed.connected())
@@ -48,7 +49,7 @@ class MoveTargets:
         ranked = rank_targets(
             Move(vm.name, scope.name, self._managed.memory_of(vm)),
             free,
-            hosts=len(free),
+            hosts=self._managed.count_others(vm.host),
             moves=[move for move in self._list_moves(free) if move.vm != vm.name],
             avoid=avoid,
             scope_hosts=[each.host for each in scope.vms],

@@ -10,6 +10,7 @@ from forewarn.core.fleet import Scope
 from forewarn.core.timing import Timing
 from forewarn.engine.managed_hosts import HOST_KEY, MANAGED_HOST, HostedVm, ManagedHost
 from forewarn.engine.record import SCOPE
+from forewarn.errors import ImpactFailed
 from forewarn.lab.clock import VirtualClock
 from forewarn.platform.base import ImpactRequest, ImpactResult
 from forewarn.store.base import Record
@@ -54,8 +55,11 @@ def rank(service: Service, name: str) -> tuple[str, ...]:
 
 
 def report(service: Service, host: int, vms: dict[str, HostedVm]) -> None:
-    name, engine = f"host-{host}", service.engine
-    record = ManagedHost(name, "s1", "alive", NOON, memory_bytes=64 * GIB, vms=vms)
+    learn(service, ManagedHost(f"host-{host}", "s1", "alive", NOON, memory_bytes=64 * GIB, vms=vms))
+
+
+def learn(service: Service, record: ManagedHost) -> None:
+    name, engine = record.host, service.engine
     content, later = MANAGED_HOST.encode(record), engine.records.get(HOST_KEY.format(name)).revision
     engine.learn(Record(HOST_KEY.format(name), content, later + 1))
 
@@ -119,6 +123,26 @@ def test_host_that_runs_the_vm_already_has_room_for_it() -> None:
     assert rank(service, "vm-0-0") == ("host-1",)
     report(service, 2, {guid(0, 0): big})
     assert rank(service, "vm-0-0") == ("host-2", "host-1")
+
+
+def test_move_fails_while_no_other_host_is_connected() -> None:
+    """Without targets, a daemon would restart the VM in place: its user wants it on another host,
+    and one may be connected at the next try.
+    """
+    service = fleet_of(3, 1)
+    for host in ("host-1", "host-2"):
+        learn(service, ManagedHost(host, "s1", "", NOON, memory_bytes=64 * GIB))
+
+    with pytest.raises(ImpactFailed, match=r"^0 of 2 other hosts answer, and none has 1024 MiB"):
+        rank(service, "vm-0-0")
+
+
+def test_vm_of_the_only_managed_host_has_no_targets() -> None:
+    """So its daemon may restart it in place. A host that was forgotten is no target."""
+    service = fleet_of(1, 1)
+    learn(service, ManagedHost("host-1", "", "", NOON))
+    learn(service, ManagedHost("host-2", "", "", NOON, unreported_since=NOON))
+    assert rank(service, "vm-0-0") == ()
 
 
 @pytest.mark.parametrize(
