@@ -40,11 +40,14 @@ class Targets:
         self._moves: dict[str, Move] = {}
 
     def others(self, request: ImpactRequest) -> list[str]:
-        """Return all other hosts that have a URI, one for each libvirt."""
+        """Return all other hosts that may have the VM."""
+        return self._with_uri(request, (*self.hosts(), *request.targets, *request.may_run_on))
+
+    def _with_uri(self, request: ImpactRequest, hosts: Iterable[str]) -> list[str]:
+        """Those of these hosts that have a URI, one for each libvirt but that of the VM's host."""
         own, uri = self.libvirts.uri(request.vm.host), self.libvirts.uri
-        names = sorted({*self.hosts(), *request.targets, *request.may_run_on}, reverse=True)
-        by_uri = {uri(name): name for name in names if uri(name) not in ("", own)}
-        return sorted(by_uri.values())
+        by_uri = {uri(host): host for host in sorted({*hosts}, reverse=True)}
+        return sorted(host for key, host in by_uri.items() if key not in ("", own))
 
     async def find(self, request: ImpactRequest) -> list[Domain]:
         """Find the domains of the VM: the one that runs first.
@@ -97,11 +100,12 @@ class Targets:
         """Return the targets, the best first; none if there is no other host.
 
         A host that does not answer is left out. What is on its way to a host counts as there.
+        Hosts that may run the VM are no targets by that alone.
         """
-        others = self.others(request)
         if request.targets:
-            usable = {self.libvirts.uri(host) for host in others}
+            usable = {self.libvirts.uri(host) for host in self._with_uri(request, request.targets)}
             return [host for host in request.targets if self.libvirts.uri(host) in usable]
+        others = self._with_uri(request, self.hosts())
         answers = await self.libvirts.for_each(others, self._ask_memory)
         free = {
             host: answer[0] - sum(self._without_moves(host, answer[1]))

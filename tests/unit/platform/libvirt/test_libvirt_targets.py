@@ -330,6 +330,17 @@ def test_vm_that_a_host_without_a_uri_may_run_is_not_started(world: LibvirtWorld
     assert world.state() == OFF
 
 
+def test_daemon_moves_a_vm_only_to_the_targets_of_its_request(world: LibvirtWorld) -> None:
+    """A host that may run the VM is only looked at: the server has not chosen it."""
+    world.hosts = []
+
+    done = world.run_impact(
+        replace(order(EventType.REDEPLOY, Cause.REDEPLOY), may_run_on=("host-b",))
+    )
+
+    assert (done.host, world.state(), world.names_on("host-b")) == ("", RUNNING, [])
+
+
 @pytest.mark.parametrize("is_defined_here", [False, True])
 def test_vm_that_another_host_reports_running_is_removed_there(
     world: LibvirtWorld, is_defined_here: bool
