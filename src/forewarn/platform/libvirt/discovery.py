@@ -12,7 +12,7 @@ from forewarn.errors import Invalid
 from forewarn.platform.file_systems import NO_MOUNTS, MountTable
 from forewarn.platform.libvirt.connection import LibvirtHosts, ignoring
 from forewarn.platform.libvirt.domain_xml import DiscoveredVm, Leases, parse
-from forewarn.platform.libvirt.obstacles import find_shared_disk, find_tie
+from forewarn.platform.libvirt.obstacles import find_shared_disk, find_snapshots, find_tie
 
 INCOMING = tuple(
     (libvirt.VIR_DOMAIN_PAUSED, reason)
@@ -54,8 +54,15 @@ def list_domains(
             xml, is_active, state = handle.XMLDesc(), bool(handle.isActive()), handle.state()
             vm = parse(xml, host=host, is_active=is_active, leases=leases, problems=problems)
             is_active = is_active and tuple(state) not in INCOMING
-            found.append(replace(vm, is_active=is_active, unmovable=find_tie(xml, mounts)))
+            unmovable = find_tie(xml, mounts) or _find_snapshots(handle)
+            found.append(replace(vm, is_active=is_active, unmovable=unmovable))
     return found
+
+
+def _find_snapshots(handle: Any) -> str:
+    with suppress(libvirt.libvirtError):  # the domain counts, whether this is known or not
+        return find_snapshots(handle)
+    return ""
 
 
 def find_shared_disks(connection: Any, mounts: MountTable, types: Collection[str]) -> str:

@@ -12,7 +12,13 @@ from forewarn.platform.libvirt.connection import LibvirtHosts, open_connection
 from forewarn.platform.libvirt.discovery import discover, list_domains
 from forewarn.platform.libvirt.domain_xml import DiscoveredVm
 from tests.builders import guid
-from tests.unit.platform.libvirt.libvirt_world import URIS, Host, LibvirtWorld, domain_xml
+from tests.unit.platform.libvirt.libvirt_world import (
+    URIS,
+    Host,
+    LibvirtWorld,
+    domain_xml,
+    refuse,
+)
 
 pytestmark = pytest.mark.system
 
@@ -75,6 +81,32 @@ def test_domain_that_is_still_migrated_here_does_not_run_here(
     (found,) = list_domains(host, "host-a")
 
     assert (found.is_active, found.ports) == (is_active, ("testnet0",))
+
+
+def test_vm_with_snapshots_is_unmovable(tmp_path: Path) -> None:
+    """No move takes them along: the operator has to know before the drain is announced."""
+    world = LibvirtWorld(tmp_path)
+    world.run_vm("host-a", "web-1", 2)
+    world.web.snapshotCreateXML("<domainsnapshot><name>before-upgrade</name></domainsnapshot>")
+
+    found = list_domains(world.on("host-a"), "host-a")
+
+    assert [vm.unmovable for vm in found] == [
+        "its snapshots are on its host, and no move takes them along",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    "number", [libvirt.VIR_ERR_NO_SUPPORT, libvirt.VIR_ERR_INTERNAL_ERROR], ids=str
+)
+def test_vm_whose_snapshots_are_not_known_is_listed(tmp_path: Path, number: int) -> None:
+    """Whether it can move matters less than that it is there."""
+    world = LibvirtWorld(tmp_path)
+
+    found = list_domains(Host(world.on("host-a"), snapshotNum=refuse(number)), "host-a")
+
+    assert [(vm.name, vm.unmovable) for vm in found] == [("web-0", "")]
 
 
 class Leasing:
