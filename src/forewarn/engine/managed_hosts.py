@@ -296,6 +296,8 @@ class ManagedHosts:
         record, board = self.find(host), self._engine.board
         reported = record.vms.items() if record else ()
         reasons = {board.ids.get(vm_id): vm.unmovable for vm_id, vm in reported if vm.unmovable}
+        if not reasons:  # as on most hosts; a plan has thousands of them
+            return {}
         return {vm: reasons[vm] for vm in sorted(board.hosts.get(host, ())) if vm in reasons}
 
     def others_on(self, host: str) -> list[str]:

@@ -4,7 +4,7 @@ Nothing is decided here: the API, the command line and the console show it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from enum import StrEnum
 
@@ -127,22 +127,17 @@ class Problems:
             )
             yield Problem(ProblemCode.DUPLICATE_NOT_ACCEPTED, message)
 
-    def warn_of_others(self, hosts: Iterable[str]) -> Iterator[str]:
-        """The hosts that may run VMs that the fleet does not have there, or not as they are."""
-        for host in hosts:
-            others, record = self._managed.others_on(host), self._managed.find(host)
-            more = len(others) - OTHERS_SHOWN_MAX
-            if others:
-                names = ", ".join(others[:OTHERS_SHOWN_MAX])
-                names += f" and {more} more VM{'' if more == 1 else 's'}" if more > 0 else ""
-                they = "they are" if len(others) > 1 else "it is"
-                yield (
-                    f"{host} runs {names}, which the fleet does not have there: {they} not notified"
-                )
-            elif record is not None and record.not_accepted:
-                yield (
-                    f"{host} has VMs that are not accepted, and that may run: they are not notified"
-                )
+    def warn_of_others(self, host: str) -> Iterator[str]:
+        """That a host may run VMs that the fleet does not have there, or not as they are."""
+        others, record = self._managed.others_on(host), self._managed.find(host)
+        more = len(others) - OTHERS_SHOWN_MAX
+        if others:
+            names = ", ".join(others[:OTHERS_SHOWN_MAX])
+            names += f" and {more} more VM{'' if more == 1 else 's'}" if more > 0 else ""
+            they = "they are" if len(others) > 1 else "it is"
+            yield f"{host} runs {names}, which the fleet does not have there: {they} not notified"
+        elif record is not None and record.not_accepted:
+            yield f"{host} has VMs that are not accepted, and that may run: they are not notified"
 
     def _describe_silence(self, host: str) -> str:
         """Since when guests of a host whose daemon is connected get no response; else empty."""

@@ -35,6 +35,7 @@ from forewarn.errors import ImpactFailed, Refused, Unavailable
 from forewarn.platform.base import BackWatcher, ImpactRequest, ImpactResult, Platform
 from forewarn.platform.remote import ImpactKey, RunningImpact, Work, WorkRequest
 from forewarn.platform.simulated import SimulatedPlatform
+from forewarn.steps import Steps, in_turns
 from forewarn.store.base import Lease
 
 WAIT = timedelta(seconds=5)
@@ -128,15 +129,19 @@ class RemoteHosts:
         left = "its daemon was forgotten; what may run there is left running"
         return left if is_left else self.managed.reason(host)
 
+    async def away_reasons(self, hosts: Collection[str]) -> dict[str, str]:
+        """Those of these hosts on which nothing can be done at present, and why."""
+        return await in_turns(_find_reasons(self.away_reason, hosts))
+
     async def refuse_moves(self, hosts: Collection[str]) -> None:
         """Refuse to move VMs of hosts that were left running, also by what other servers know."""
         find_reason = self.managed.why_not_moved
-        if any(map(find_reason, hosts)):
+        reasons = await in_turns(_find_reasons(find_reason, hosts))
+        if reasons:
             await self._engine.catch_up()
-        for host in hosts:
-            reason = find_reason(host)
-            if reason:
-                raise Refused(reason, host=host)
+            reasons = await in_turns(_find_reasons(find_reason, hosts))
+        for host, reason in reasons.items():
+            raise Refused(reason, host=host)
 
     def _only_simulates(self, host: str) -> bool:
         """Whether a host had a daemon, and this server would only simulate impacts there."""
@@ -475,3 +480,14 @@ class RemoteHosts:
     def _on_scope(self, published: PublishedScope) -> None:
         for session in self._waiting.get(published.scope.name, ()):
             session.changed.set()
+
+
+def _find_reasons(find: Callable[[str], str], hosts: Iterable[str]) -> Steps[dict[str, str]]:
+    """The hosts that have a reason. A campaign has thousands of hosts, so polls pass meanwhile."""
+    reasons = dict[str, str]()
+    for host in hosts:
+        yield 1
+        reason = find(host)
+        if reason:
+            reasons[host] = reason
+    return reasons

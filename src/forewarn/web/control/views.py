@@ -256,7 +256,7 @@ def event_result(problems: Problems, placed: ScopedEvent | NoEvent) -> EventResu
 
 def host_events(problems: Problems, placed: Iterable[ScopedEvent], host: str) -> HostEvents:
     events = [event_view(problems, *one) for one in placed]
-    return HostEvents(events, list(problems.warn_of_others([host])))
+    return HostEvents(events, list(problems.warn_of_others(host)))
 
 
 def scope_view(engine: Engine, scope: Scope) -> ScopeView:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from itertools import islice
 from typing import Annotated, Literal
 
 import msgspec
@@ -257,15 +256,16 @@ class CampaignController(Controller):
         service = call.service
         if data.plan:
             planned = await service.campaigns.plan(data.spec())
+            away = await service.hosts.away_reasons(planned.hosts)
             plan = PlanView(
                 waves=planned.waves,
                 too_large=_view_blockers(planned.too_large),
                 waiting=_view_blockers(planned.waiting),
                 total=len(planned.hosts) + len(planned.too_large),
-                unreachable=_list_unreachable(service, planned),
-                unmovable=_list_unmovable(service, planned, data.spec()),
+                unreachable=[UnreachableHost(*each) for each in away.items()],
+                unmovable=await _list_unmovable(call, planned, data.spec()),
             )
-            return CampaignResult(plan=plan, warnings=_list_warnings(service, planned))
+            return CampaignResult(plan=plan, warnings=await _list_warnings(call, planned))
         operation_id, warnings = service.operations.new_id(), list[str]()
 
         async def check(planned: Forecast) -> None:
@@ -273,7 +273,7 @@ class CampaignController(Controller):
                 await service.hosts.refuse_moves(planned.hosts)
             if not data.allow_unreachable:
                 await refuse_unreachable(service, planned.hosts)
-            warnings[:] = _list_warnings(service, planned)
+            warnings[:] = await _list_warnings(call, planned)
 
         started = await service.campaigns.start(data.spec(), call.by, operation_id, check)
         hosts = HostRunViews(service, call.take_turn)
@@ -408,28 +408,27 @@ def _view_blockers(blockers: Iterable[Blocker]) -> list[BlockerView]:
     return [BlockerView(blocker.host, blocker.scope, str(blocker)) for blocker in blockers]
 
 
-def _list_unreachable(service: Service, planned: Forecast) -> list[UnreachableHost]:
-    reasons = ((host, service.hosts.away_reason(host)) for host in planned.hosts)
-    return [UnreachableHost(host, reason) for host, reason in reasons if reason]
+async def _list_warnings(call: ApiCall, planned: Forecast) -> list[str]:
+    warnings = list[str]()
+    for host in planned.hosts:
+        await call.take_turn()
+        warnings.extend(call.service.hosts.problems.warn_of_others(host))
+        if len(warnings) >= WARNINGS_MAX:
+            break
+    return warnings[:WARNINGS_MAX]
 
 
-def _list_warnings(service: Service, planned: Forecast) -> list[str]:
-    warnings = service.hosts.problems.warn_of_others(planned.hosts)
-    return list(islice(warnings, WARNINGS_MAX))
-
-
-def _list_unmovable(
-    service: Service, planned: Forecast, spec: CampaignSpec
+async def _list_unmovable(
+    call: ApiCall, planned: Forecast, spec: CampaignSpec
 ) -> list[UnmovableOnHost]:
-    if not is_move(spec.type, spec.cause):
-        return []
-    managed = service.hosts.managed
-    found = (
-        UnmovableOnHost(host, vm, why)
-        for host in planned.hosts
-        for vm, why in managed.unmovable_on(host).items()
-    )
-    return list(islice(found, UNMOVABLE_MAX))
+    found = list[UnmovableOnHost]()
+    for host in planned.hosts if is_move(spec.type, spec.cause) else ():
+        await call.take_turn()
+        unmovable = call.service.hosts.managed.unmovable_on(host)
+        found.extend(UnmovableOnHost(host, vm, why) for vm, why in unmovable.items())
+        if len(found) >= UNMOVABLE_MAX:
+            break
+    return found[:UNMOVABLE_MAX]
 
 
 def _sort_key(campaign: Campaign) -> Key:

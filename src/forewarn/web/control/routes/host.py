@@ -49,10 +49,10 @@ ALLOW_UNREACHABLE = msgspec.Meta(
 
 async def refuse_unreachable(service: Service, hosts: Collection[str]) -> None:
     """Refuse hosts on which nothing can be done at present, also by what other servers know."""
-    find_reason = service.hosts.away_reason
-    if any(map(find_reason, hosts)):
+    reasons = await service.hosts.away_reasons(hosts)
+    if reasons:
         await service.engine.catch_up()
-    reasons = {host: reason for host in hosts if (reason := find_reason(host))}
+        reasons = await service.hosts.away_reasons(hosts)
     if not reasons:
         return
     shown = [f"{host}: {reason}" for host, reason in reasons.items()]

@@ -20,7 +20,9 @@ from forewarn.campaign.rules import reconcile, set_announced
 from forewarn.core.command import Approve, Maintain
 from forewarn.core.event import EventType, Status
 from forewarn.core.scheduling import event_id_of
+from forewarn.engine.managed_hosts import HOST_KEY, MANAGED_HOST, HostedVm, ManagedHost
 from forewarn.engine.turns import yield_once
+from forewarn.store.base import Record
 from forewarn.web.control.routes.campaign import HostRunViews, NewCampaign, view_campaign
 from forewarn.web.control.routes.host import Maintenance
 from tests.builders import NOON, guid, maintain, scope_of, vm
@@ -310,6 +312,31 @@ def test_polls_pass_between_hosts_in_progress() -> None:
         few, many = await view_work(world, *runs[:5]), await view_work(world, *runs)
         assert max(many) < 2 * max(few)
         assert len(many) > len(runs)
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize("plan", [True, False], ids=["plan", "start"])
+def test_polls_pass_between_the_hosts_of_a_new_campaign(plan: bool) -> None:
+    """It may have 5,000, each with 2,000 VMs, and all VMs are compared with the fleet."""
+
+    async def longest_turn(hosts: int) -> int:
+        world, body = World(), BODY | {"type": "Redeploy", "plan": plan}
+        world.engine.learn(Record("lease/server/alive", b"", 1))
+        vms = {
+            guid(n): HostedVm(1, is_running=True, unmovable="a PCI device" if n % 2 else "")
+            for n in range(50)
+        }
+        for number in range(hosts):
+            host = ManagedHost(f"host-{number}", "s1", "alive", NOON, vms=vms)
+            content = MANAGED_HOST.encode(host)
+            world.engine.learn(Record(HOST_KEY.format(host.host), content, 1))
+        found = await world.json("POST", PATH, json=BODY | {"plan": True})  # has its own costs
+        assert (found["plan"]["total"], len(found["warnings"])) == (hosts, hosts)
+        return max(await work_of_turns(world.json("POST", PATH, json=body)))
+
+    async def act() -> None:
+        assert await longest_turn(200) < 1.5 * await longest_turn(20)
 
     asyncio.run(act())
 
