@@ -268,10 +268,11 @@ class RemoteHosts:
         board = self._engine.board
         if not board.event_counts[EventType.PREEMPT, Status.SCHEDULED]:
             return False
+        placed = board.hosts.get(host, set())
         return any(
-            event.type is EventType.PREEMPT and name in event.resources
-            for name in board.hosts.get(host, ())
-            for event in board.vms[name].scope.events
+            event.type is EventType.PREEMPT and not placed.isdisjoint(event.resources)
+            for published in {board.vms[name] for name in placed}
+            for event in published.scope.events
         )
 
     def _find_work(

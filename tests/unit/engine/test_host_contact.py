@@ -21,6 +21,7 @@ from forewarn.engine.readability import Readability
 from forewarn.store.base import Write
 from tests.unit.engine.hostd_world import NOON, Daemon, Server, World, reported
 from tests.unit.engine.hostd_world import run as run_world
+from tests.work_count import work_of
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
 TTL = timedelta(seconds=TTL_SECONDS)
@@ -471,6 +472,28 @@ def test_request_of_a_host_with_a_scheduled_preempt_is_held_for_a_short_time() -
         await world.settle()
         assert held.done()
         await held
+
+    run(test)
+
+
+def test_request_for_work_reads_the_events_of_a_scope_once() -> None:
+    """Not for each VM: while another host has a Preempt, all of them are looked through."""
+
+    async def work_with(world: World, host: str, size: int) -> int:
+        names = [f"{host[-1]}-{number:04}" for number in range(size)]
+        vms = (reported(each, scope=host, kind="availability-set") for each in names)
+        daemon = await world.daemon(host, *vms)
+        await polled(world, host)
+        for name in names:
+            assert await world.servers[0].operations.restart(name, by="ann")
+        await world.settle()
+        assert len(shown(world, names[0]).events) == size
+        return await work_of(daemon.work())
+
+    async def test(world: World) -> None:
+        await announce_preempt(world)
+        few = await work_with(world, "host-b", 20)
+        assert await work_with(world, "host-c", 80) < 2 * few
 
     run(test)
 
