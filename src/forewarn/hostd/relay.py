@@ -194,7 +194,7 @@ class Relay:
             response = await self._respond(connection, receive)
             reason = reason_of_status(response.status)
             connection.check_identity()
-        except ClientGone:
+        except (ClientGone, asyncio.CancelledError):  # a stopped listener has aborted it before
             connection.cycle.disconnected = True  # else uvicorn logs that there is no response
             return
         except Error as error:

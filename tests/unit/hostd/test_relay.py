@@ -416,6 +416,21 @@ def test_stopped_relay_ends_long_polls() -> None:
         assert world.upstream.busy == 0
 
 
+def test_stopped_relay_ends_requests_without_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Its server does not answer. uvicorn would log a traceback for each of them."""
+    with RelayWorld(RecordingServer(answer=never)) as world, ExitStack() as stack:
+        for request in (POLL, APPROVAL):
+            client = stack.enter_context(world.connect())
+            client.send(request)
+        until(lambda: len(world.servers[0].requests) == 2)
+        world.run(world.listener.stop())
+
+        assert client.read_to_end() == b""
+        until(lambda: not world.listener.state.tasks)
+        assert world.upstream.busy == 0
+    assert caplog.messages == []
+
+
 def test_response_for_a_connection_that_is_closing_is_dropped_without_a_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
