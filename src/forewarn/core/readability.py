@@ -121,13 +121,15 @@ def with_limited_gaps(event: Event, gaps: list[Gap]) -> Event:
 def keep_recent(gaps: Sequence[Gap], now: datetime, timing: Timing) -> tuple[Gap, ...]:
     """The gaps that some event may not have stored yet. That takes seconds.
 
-    Short ones concern only a Preempt.
+    Short ones concern only a Preempt, and are kept for SHORT_GAPS_FOR. The time of later gaps does
+    not count: maybe no server was running then that could have stored anything.
     """
-    short_until = now - SHORT_GAPS_FOR
+    known = drop_future(gaps, now)
     kept = [
         gap
-        for gap in drop_future(gaps, now)
-        if gap.until - gap.since >= timing.gap_min or gap.until > short_until
+        for gap in known
+        if gap.until - gap.since >= timing.gap_min
+        or now - gap.until - total(merge(known, after=gap.until)) < SHORT_GAPS_FOR
     ]
     return tuple(kept[-RECENT_MAX:])
 
@@ -139,7 +141,11 @@ def drop_future(gaps: Iterable[Gap], now: datetime) -> list[Gap]:
 
 def unread_duration(event: Event) -> timedelta:
     """For how long its VMs could not read the event, without a gap that has not ended."""
-    return sum((until - since for since, until in event.gaps), event.unread_total)
+    return event.unread_total + total(event.gaps)
+
+
+def total(gaps: Iterable[Gap]) -> timedelta:
+    return sum((until - since for since, until in gaps), timedelta(0))
 
 
 def round_up(duration: timedelta) -> timedelta:

@@ -1,6 +1,6 @@
 """Notice is what could be read: gaps in which no VM could read an event are made up, once."""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from forewarn.core.command import (
     Degrade,
@@ -274,8 +274,22 @@ def test_latest_gaps_are_kept_and_short_ones_for_two_minutes() -> None:
     long = [gap(100 * number, 100 * number + 50) for number in range(40)]
     at = NOON + 4000 * SECOND
     assert keep_recent(long, at, Timing()) == tuple(long[8:])
-    short = [gap(3800, 3879), gap(3870, 3880), gap(3900, 3904)]
+    short = [gap(3700, 3779), gap(3870, 3876), gap(3900, 3904)]
     assert keep_recent(short, at, Timing()) == (short[0], short[2])
+
+
+def test_short_gap_is_kept_through_a_long_one() -> None:
+    """Nothing was running in that time that could have stored it with its event."""
+    short, long = gap(0, 10), gap(11, 611)
+    assert keep_recent([short, long], long.until, Timing()) == (short, long)
+    assert keep_recent([short, long], NOON + 729 * SECOND, Timing()) == (short, long)
+    assert keep_recent([short, long], NOON + 730 * SECOND, Timing()) == (long,)
+
+
+def test_short_gap_is_kept_through_one_that_began_at_an_unknown_time() -> None:
+    """After a confirmation of a wrong clock, nothing is known since the beginning of time."""
+    long = Gap(datetime.min.replace(tzinfo=UTC), NOON + 600 * SECOND)
+    assert keep_recent([gap(0, 10), long], long.until, Timing()) == (gap(0, 10), long)
 
 
 def test_held_event_starts_in_the_commit_that_ends_the_other() -> None:

@@ -436,6 +436,29 @@ def test_preempt_is_made_up_if_its_daemon_is_killed_and_restarts(server: int) ->
     run(test)
 
 
+def test_short_absence_of_a_host_is_still_known_after_an_outage_of_all_servers() -> None:
+    """They may have been killed before they had stored it with an event."""
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("a"))
+        await world.pass_time(10 * SECOND, daemon)
+        await world.pass_time(10 * SECOND)
+        again = await world.daemon("host-a", reported("a"), session="s2")
+        short = again.server.hosts.contacts.gaps_of("host-a")
+        assert [gap.until for gap in short] == [NOON + 20 * SECOND]
+        for server in list(world.servers):
+            await world.expire(server)
+        await world.pass_time(5 * MINUTE)
+        again.server = await join(world)
+        await again.work()
+        await world.settle()
+        gaps = again.server.hosts.contacts.gaps_of("host-a")
+        assert [gap.until for gap in gaps] == [NOON + 20 * SECOND, NOON + 5 * MINUTE + 20 * SECOND]
+        assert gaps[:1] == short
+
+    run(test)
+
+
 def test_preempt_starts_in_time_while_its_daemon_is_in_contact() -> None:
     async def test(world: World) -> None:
         daemon = await announce_preempt(world)

@@ -15,6 +15,7 @@ from forewarn.core.fleet import DEFAULT_POLICY, ScopeKind, Vm
 from forewarn.engine.engine import SHOWN_KEY
 from forewarn.engine.readability import Readability
 from forewarn.engine.record import SHOWN, Shown
+from forewarn.engine.replica import SCOPE_KEY
 from forewarn.engine.transaction import Transaction
 from forewarn.errors import Conflict, Error, StoreLost
 from forewarn.lab.clock import VirtualClock
@@ -242,6 +243,30 @@ def test_preempt_makes_up_for_a_few_seconds_without_a_server() -> None:
         await world.suspend(6 * SECOND)
         await world.advance(2 * SECOND)
         assert 36 * SECOND <= world.event().not_before - NOON <= 38 * SECOND
+
+    run(test)
+
+
+def test_preempt_makes_up_for_a_gap_that_was_found_right_before_an_outage() -> None:
+    """The server that found it was killed before it had stored that with the event."""
+
+    async def test(world: World) -> None:
+        await world.servers[0].operations.evict("v", by="ann")
+        await world.advance(5 * SECOND)
+        await world.servers[0].stop()
+        await world.advance(10 * SECOND)
+        store = SlowStore(world.store)
+        store.hold_next(SCOPE_KEY.format("v"))
+        await world.start(cast("Store", store))
+        await world.advance(SECOND)
+        assert world.event().not_before == NOON + 30 * SECOND
+        await world.servers[-1].stop()
+        await world.advance(5 * MINUTE)
+        await world.start()
+        await world.advance(SECOND)
+        unread = 5 * MINUTE + 10 * SECOND
+        left = world.event().not_before - (NOON + 30 * SECOND + unread)
+        assert timedelta(0) <= left <= 3 * SECOND
 
     run(test)
 
