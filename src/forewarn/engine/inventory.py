@@ -181,7 +181,8 @@ class HostInventory:
         """The domains that count, and the VMs that were found here after their host was lost.
 
         A VM that another host runs is there. One that is under impact keeps its name and scope,
-        also if the host no longer has it.
+        also if the host no longer has it. So does a claim: with another name its events would be
+        canceled, and its host may be back in a second.
         VMs of the fleet come first: a new one must not take the name of one that stays.
         """
         domains, found, managed = dict(self._domains), set[str](), self._managed
@@ -194,7 +195,7 @@ class HostInventory:
                 domain = domains.get(vm.id)
                 place = managed.choose_host(vm)
                 if domain is not None and place == self._host:
-                    if vm.name in busy:
+                    if vm.name in busy or self.vms[vm.id].is_claim:
                         domains[vm.id] = replace(domain, name=vm.name, scope="", kind=None)
                     if managed.is_away(vm.host) and domain.is_active:
                         found.add(vm.name)

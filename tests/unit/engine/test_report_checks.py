@@ -240,6 +240,29 @@ def test_standalone_vm_that_was_taken_comes_back_when_its_host_runs_it(
     run(test)
 
 
+def test_standalone_vm_that_is_taken_keeps_its_name_and_its_event() -> None:
+    """Its host restarts the daemon. A VM with another name is a new one, without the event."""
+
+    async def test(world: World) -> None:
+        owner = await world.daemon("host-a", reported("solo"))
+        thief = await limited(world)
+        await world.poll("solo")
+        assert await world.servers[0].operations.restart("solo", by="ann")
+        (event,) = world.servers[0].scope("solo").events
+        await owner.work(is_leaving=True)
+        await world.settle()
+        await thief.report({**reported("fresh"), "id": vm_id("solo")})
+        assert home_of(world, "solo")[:2] == ("solo", "host-b")
+        assert world.servers[1].scope("solo").events == (event,)
+        assert "fresh" not in world.servers[1].board.vms
+
+        await owner.report(reported("solo"))
+        assert home_of(world, "solo")[:2] == ("solo", "host-a")
+        assert world.servers[1].scope("solo").events == (event,)
+
+    run(test)
+
+
 def test_standalone_vm_that_is_moved_by_hand_follows() -> None:
     """Its old host no longer has it. Moved on, it is as good there as on its first host."""
 
