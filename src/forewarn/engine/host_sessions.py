@@ -21,11 +21,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from forewarn.core.change import Change, ChangeKind
-from forewarn.engine.engine import CLOCK_SKEW_SECONDS_MAX, Engine
+from forewarn.engine.engine import Engine
 from forewarn.engine.host_contact import HostContacts
 from forewarn.engine.host_session import DaemonSession, refuse_late, unreachable
 from forewarn.engine.isolation import isolated
-from forewarn.engine.machine_binding import SILENT, bind, cloned, find_refusal
+from forewarn.engine.machine_binding import MERGE_AFTER, SILENT, bind, cloned, find_refusal
 from forewarn.engine.managed_hosts import (
     HOST_KEY,
     ManagedHost,
@@ -45,10 +45,6 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"
 TICK = timedelta(seconds=1)
 BRIDGES_SHOWN_MAX = 5
 """How many bridges a history entry names."""
-MERGE_AFTER = timedelta(seconds=5 + CLOCK_SKEW_SECONDS_MAX)
-"""A daemon that replaces one in contact may be the clone of its machine, with other VMs. The other
-one sends a request in this time, by the clock of any server, and then none is served.
-"""
 
 
 class HostSessions:

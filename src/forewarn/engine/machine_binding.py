@@ -20,6 +20,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
+from forewarn.engine.engine import CLOCK_SKEW_SECONDS_MAX
 from forewarn.engine.managed_hosts import ManagedHost
 from forewarn.errors import HostTaken
 from forewarn.platform.remote import WorkRequest
@@ -28,6 +29,10 @@ SILENT = timedelta(seconds=15)
 """After its last request a daemon counts as lost. It repeats requests after WAIT at the latest."""
 NOTE_EVERY = timedelta(seconds=5)
 """How often the record of a host notes that a session of a cloned machine sends requests."""
+MERGE_AFTER = timedelta(seconds=5 + CLOCK_SKEW_SECONDS_MAX)
+"""A daemon that replaces one in contact may be the clone of its machine, with other VMs. The other
+one sends a request in this time, by the clock of any server, and then none is served.
+"""
 RIVALS_MAX = 8
 REPLACED_MAX = 8
 """How many replaced sessions are remembered: more than two machines may have one id."""

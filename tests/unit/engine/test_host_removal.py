@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from forewarn.engine.host_sessions import MERGE_AFTER
+from forewarn.engine.machine_binding import MERGE_AFTER
 from forewarn.engine.managed_hosts import HOST_KEY, HostedVm, ManagedHost
 from forewarn.engine.transaction import Transaction
 from tests.unit.engine.hostd_world import GIB, NOON, SECOND, Daemon, World, reported, run, vm_id

@@ -10,7 +10,7 @@ import pytest
 
 from forewarn.engine.engine import CLOCK_SKEW_SECONDS_MAX
 from forewarn.engine.fleet_apply import Commands
-from forewarn.engine.host_sessions import MERGE_AFTER
+from forewarn.engine.machine_binding import MERGE_AFTER
 from forewarn.engine.managed_hosts import HOST_KEY
 from forewarn.errors import Unavailable
 from forewarn.fleetfile.parser import parse

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from forewarn.engine.host_sessions import MERGE_AFTER
+from forewarn.engine.machine_binding import MERGE_AFTER
 from tests.unit.engine.hostd_world import SECOND, Daemon, Server, World, reported, run
 
 OFF = reported("web-0", power="stopped")
