@@ -182,8 +182,9 @@ class HostContacts:
         shown, written_after = self._shown_before, TTL + self._engine.timing.gap_min + NOTE_SLACK
         if shown is None:
             return record.since
+        shown_at = min(shown.at, self._began_at)  # the clock of its server may have been ahead
         is_same = shown.server == record.server
-        return shown.at if is_same else shown.at - written_after
+        return shown_at if is_same else shown_at - written_after
 
     def gaps_of(self, host: str) -> Sequence[Gap]:
         """When the daemon was away, recently, also if it was forgotten since."""

@@ -23,6 +23,7 @@ from forewarn.engine.host_contact import HostContacts
 from forewarn.engine.host_removal import HostRemoval
 from forewarn.engine.host_session import DaemonSession, HandedOut, refuse_late, unreachable
 from forewarn.engine.host_sessions import HostSessions
+from forewarn.engine.host_times import HostTimes
 from forewarn.engine.inventory import PROBLEMS_MAX, HostInventory
 from forewarn.engine.managed_hosts import ManagedHost, ManagedHosts
 from forewarn.engine.move_targets import MoveTargets
@@ -64,6 +65,7 @@ class RemoteHosts:
         self.duplicates = DuplicateVms(engine, self.managed)
         self.removal = HostRemoval(engine, self.managed, self.contacts, self.duplicates)
         self.unserved = UnservedVms(engine)
+        self._times = HostTimes(engine)
         self._report_rate = ReportRate(engine.clock)
         self._sessions = HostSessions(
             engine,
@@ -467,11 +469,12 @@ class RemoteHosts:
         self._sessions.wake_all()
 
     async def run(self) -> None:
-        """Notice silent daemons, lost servers and copies of VMs, until cancelled."""
+        """Notice silent daemons, lost servers, copies of VMs and wrong times, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sessions.run())
             group.create_task(self.duplicates.run())
             group.create_task(self.contacts.run())
+            group.create_task(self._times.run())
 
     def _on_record(self, before: ManagedHost | None, after: ManagedHost | None) -> None:
         host = (after or before).host  # type: ignore[union-attr]
