@@ -47,11 +47,14 @@ class OutageWitness(Witness):
         """
         known = [Gap(since - GAP_SLACK, until + GAP_SLACK) for since, until in self.outages]
         known = merge(known, after=event.created_at)
+        late = timedelta(0)
         for gap in event.gaps:
-            around = any(each.since <= gap.since and gap.until <= each.until for each in known)
+            if any(each.since <= gap.since and gap.until <= each.until for each in known):
+                continue
+            late += gap.until - gap.since
             is_late = event.type is EventType.PREEMPT and gap.until - gap.since < LATE_MAX
-            must(around or is_late, "a gap is an outage", event, self.outages)
-        outages = sum((until - since for since, until in self.outages), timedelta(0))
+            must(is_late, "a gap is an outage", event, self.outages)
+        outages = sum((until - since for since, until in self.outages), late)
         slack = len(self.outages) * 2 * GAP_SLACK
         must(unread_duration(event) <= outages + slack, "each gap is made up once", event, outages)
 
