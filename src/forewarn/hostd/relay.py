@@ -179,7 +179,8 @@ class Relay:
     async def check_servers(self, seconds_max: float = CHECK_SECONDS_MAX) -> None:
         """End the long polls of servers that do not answer.
 
-        The request is one of a guest that waits, or did: what it gets shows that the server lives.
+        It is sent in the name of a guest that waits, or did. Any response, also an error, shows
+        that the server is alive.
         """
         headers = ((b"metadata", b"true"), *self._sign(self._waiting_vm))
         request = Request("GET", b"/metadata/versions", headers, seconds_max=seconds_max)
@@ -272,7 +273,7 @@ class Relay:
             return
         lost_at = max(self._now() - silent_seconds, asked_at)
         if silent_seconds:
-            self.unconfirmed.wait_in_vain(lost_at)
+            self.unconfirmed.note_lost_wait(lost_at)
         self.unconfirmed.fail(lost_at)
 
     async def _wait(

@@ -66,10 +66,10 @@ class Unconfirmed:
             self._first_at = max(asked_at, self._confirmed_at)
         self._last_at = now
 
-    def wait_in_vain(self, since: float) -> None:
-        """A guest's poll waited, and from this time on its server could not answer it.
+    def note_lost_wait(self, since: float) -> None:
+        """A guest's long poll got no response, because its server has not answered since then.
 
-        That another server has answered other guests meanwhile did not help this one.
+        Responses of other servers to other guests do not change that.
         """
         if self._now() - since >= LASTING_SECONDS:
             self._end(since)

@@ -195,7 +195,9 @@ class Server:
                 )
         except OSError as error:  # of TLS, and of the time limit
             problem = error.strerror or str(error) or f"not within {CONNECT_SECONDS_MAX:g} seconds"
-            raise NotSent(f"cannot connect to {self.url}: {problem}") from error
+            lost = NotSent(f"cannot connect to {self.url}: {problem}")
+            lost.silent_seconds = CONNECT_SECONDS_MAX * isinstance(error, TimeoutError)
+            raise lost from error
         return connection
 
     def take_idle(self, now: float) -> HttpConnection | None:
@@ -236,14 +238,19 @@ class Server:
             self.waiting.discard(connection)
 
     async def check(self, request: "Request") -> None:
-        """End the long polls that wait here if the server does not answer a request.
+        """End the long polls that wait here if the server is silent.
 
-        The kernel keeps the connections of a process that is stopped, so nothing else shows it.
+        The kernel keeps the connections of a process that is stopped, so nothing else shows it. A
+        connection that is refused or closed shows nothing: the server may have too many.
         """
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
         try:
             await self.ask(request)
-        except ServerLost:
-            now = asyncio.get_running_loop().time()
+        except ServerLost as error:
+            if not error.silent_seconds or self.answered_at >= began_at:
+                return
+            now = loop.time()
             self.retry_at = now + RETRY_SECONDS
             for connection in list(self.waiting):
                 connection.fail("was closed: its server does not answer", now - self.answered_at)
@@ -357,6 +364,8 @@ class Upstream:
             except ServerLost as error:
                 problem, server.retry_at = error, now() + RETRY_SECONDS
                 if not request.may_repeat and not isinstance(error, NotSent):
+                    self._servers.remove(server)  # the next request begins with another server
+                    self._servers.append(server)
                     break
                 continue
             age_seconds = response.age_seconds

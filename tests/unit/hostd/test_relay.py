@@ -335,6 +335,60 @@ def test_long_poll_ends_if_its_server_does_not_answer_a_check() -> None:
         assert len(world.servers[1].requests) == 1
 
 
+def test_guest_that_only_waits_leaves_a_suspended_server() -> None:
+    """A long poll is sent once, so that the next one begins with another server."""
+    answer = Suspended()
+    with (
+        RelayWorld(RecordingServer(answer=answer), RecordingServer(answer=Suspended())) as world,
+        world.connect() as client,
+    ):
+        world.ask(POLL)
+        client.send(WAIT)
+        until(lambda: len(world.servers[0].requests) == 2)
+        answer.is_stopped = True
+        world.run(world.relay.check_servers(seconds_max=0.05))
+        assert "age" in client.response().headers
+        for server in world.upstream._servers:
+            server.retry_at = 0.0  # the guest has paused for a second
+        client.send(WAIT)
+        until(lambda: len(world.servers[1].requests) == 1)
+
+
+def test_long_poll_waits_on_if_its_server_only_accepts_no_connections() -> None:
+    """It may be stopping, or have too many."""
+
+    class Full(Suspended):
+        async def __call__(self, request: bytes) -> bytes:
+            return b"" if b"versions" in request else await super().__call__(request)
+
+    with RelayWorld(RecordingServer(answer=Full())) as world, world.connect() as client:
+        client.send(WAIT)
+        until(lambda: bool(world.servers[0].requests))
+        world.run(world.relay.check_servers(seconds_max=5.0))
+        assert world.upstream.busy == 1
+        assert world.ask(POLL).status == 200
+
+
+def test_long_poll_waits_on_if_its_server_answers_others_meanwhile() -> None:
+    """It is slow, or one of several behind the same address."""
+
+    async def slow(request: bytes) -> bytes:
+        if b"versions" in request:
+            return await never(request)
+        return await Suspended()(request)
+
+    with RelayWorld(RecordingServer(answer=slow)) as world, world.connect() as client:
+        client.send(WAIT)
+        until(lambda: bool(world.servers[0].requests))
+        check = asyncio.run_coroutine_threadsafe(
+            world.relay.check_servers(seconds_max=0.5), world._loop
+        )
+        until(lambda: len(world.servers[0].requests) == 2)
+        assert world.ask(POLL).status == 200
+        check.result(10)
+        assert world.upstream.busy == 1
+
+
 def test_check_of_a_server_is_a_request_of_a_guest_that_waits_there() -> None:
     """The server refuses others. It is no poll: that would mean that the guest is there."""
     servers = RecordingServer(answer=Suspended()), RecordingServer(answer=Suspended())
