@@ -15,13 +15,13 @@ from forewarn.core.fleet import Policy, Power, ScopeKind, Vm
 class _VmOperation(msgspec.Struct, frozen=True, kw_only=True):
     """`not_before` may give more notice than the type requires, never less.
 
-    `away_since`: the daemon of its host is away since then, so the VM cannot poll. None if it can.
+    `silent_since`: since when the VM could not poll, because its host was away; None if it could.
     """
 
     vm: str
     event_id: str
     not_before: datetime | None = None
-    away_since: datetime | None = None
+    silent_since: datetime | None = None
 
 
 class Restart(_VmOperation, frozen=True):
@@ -113,11 +113,13 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 
     With `event_id` and `vm` only the claim of that impact: its host is unreachable, or a bug has
     ended its try. After a bug the next try begins later, and the impact fails after some of them.
+    `tries` is the number of the try that has ended: the same worker may have begun the next one.
     """
 
     worker: str
     event_id: str = ""
     vm: str = ""
+    tries: int | None = None
     is_bug: bool = False
 
 

@@ -192,11 +192,12 @@ def claim(draft: Draft, command: Claim) -> None:
 
 def release(draft: Draft, command: Release) -> None:
     """The impacts stay claimed, by no worker: they block the VM until they are taken over."""
-    draft.forget_dropped(command.worker, command.event_id, command.vm)
+    draft.forget_dropped(command.worker, command.event_id, command.vm, command.tries)
     one = (command.event_id, command.vm) if command.vm else None
     due_at = draft.now + draft.timing.retry_max if command.is_bug else draft.now
     for key, impact in list(draft.impacts.items()):
-        if impact.is_held and impact.claimed_by == command.worker and one in (None, key):
+        is_meant = one in (None, key) and command.tries in (None, impact.tries)
+        if impact.is_held and impact.claimed_by == command.worker and is_meant:
             lost = impact.lost + (one is None or command.is_bug)
             draft.put_impact(replace(impact, claimed_by="", due_at=due_at, lost=lost))
 

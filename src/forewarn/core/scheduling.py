@@ -72,7 +72,7 @@ def operate(draft: Draft, command: commands.UserOperation) -> None:
     vm = find_vm(draft, command.vm)
     refuse_second(draft, vm.name, type_, Source.USER)
     if command.not_before is None:
-        draft.no_event = why_no_event(draft, vm, notice, command.away_since)
+        draft.no_event = why_no_event(draft, vm, notice, command.silent_since)
     if draft.no_event is not None:
         draft.start_silently(command.event_id, vm.name, type_, cause)
         return
@@ -84,7 +84,7 @@ def operate(draft: Draft, command: commands.UserOperation) -> None:
 
 
 def why_no_event(
-    draft: Draft, vm: Vm, notice: timedelta | None, away_since: datetime | None = None
+    draft: Draft, vm: Vm, notice: timedelta | None, silent_since: datetime | None = None
 ) -> NoEvent | None:
     """Why an operation on this VM runs at once; None if it is announced.
 
@@ -93,7 +93,7 @@ def why_no_event(
     scope = draft.scope.name
     if vm.power.is_off:
         return NoEvent(NoEventCode.VM_DOWN, f"{vm.name} is {vm.power}")
-    if not is_enabled(draft.scope, min(draft.now, away_since or draft.now), draft.timing):
+    if not is_enabled(draft.scope, min(draft.now, silent_since or draft.now), draft.timing):
         limit = format_duration(draft.timing.enabled_for)
         return NoEvent(NoEventCode.NOT_POLLED, f"no VM of {scope} has polled in the last {limit}")
     if notice is None:

@@ -107,9 +107,17 @@ class ImpactJob:
 
     async def release(self) -> None:
         """End the claim of a try that a bug has ended. No other server does, as this one lives."""
-        event_id, vm = self.impact.event_id, self.impact.vm
-        release = Release(worker=self.worker, event_id=event_id, vm=vm, is_bug=True)
-        await self._submit(release)
+        await self._submit(self._release(is_bug=True))
+
+    def _release(self, *, is_bug: bool = False) -> Release:
+        """It ends the claim of this try, and of no later one, however often it is submitted."""
+        return Release(
+            worker=self.worker,
+            event_id=self.impact.event_id,
+            vm=self.impact.vm,
+            tries=self.impact.tries + 1,
+            is_bug=is_bug,
+        )
 
     async def wait_until_back(self) -> None:
         """If the VM boots now, let the platform notice when it is back.
@@ -143,7 +151,7 @@ class ImpactJob:
         ours = self.impact.event_id, self.impact.vm, self.worker
         for each in published.scope.dropped if published else ():
             if (each.event_id, each.vm, each.claimed_by) == ours:
-                return Release(worker=self.worker, event_id=each.event_id, vm=each.vm)
+                return self._release()
         return None
 
     def _find_request(self) -> ImpactRequest | None:
@@ -179,7 +187,7 @@ class ImpactJob:
             passing = LeaseLost, HostUnreachable
             result = await run_platform_call(start, clock, self.limit, warn, passing)
         except HostUnreachable:
-            return Release(worker=self.worker, event_id=finish.event_id, vm=vm)
+            return self._release()
         return replace(finish, **asdict(result))
 
     async def _wait_until_stopped(self) -> None:

@@ -54,19 +54,19 @@ def _make_operation(
 class Operations(FleetApplier):
     """Everything that the control API can do.
 
-    `make_id` returns a new GUID each time, `away_since` since when the VMs of a host
-    could not poll; None if they could.
+    `make_id` returns a new GUID each time, `silent_since` since when the VMs of a
+    host could not poll; None if they could.
     """
 
     def __init__(
         self,
         engine: Engine,
         make_id: Callable[[], str],
-        away_since: Callable[[str], datetime | None] = lambda host: None,
+        silent_since: Callable[[str], datetime | None] = lambda host: None,
     ) -> None:
         super().__init__(engine)
         self._make_id = make_id
-        self._away_since = away_since
+        self._silent_since = silent_since
 
     def new_id(self) -> str:
         """A new id, or that of the request that is being retried."""
@@ -90,8 +90,12 @@ class Operations(FleetApplier):
         engine, event_id = self._engine, self._make_id()
 
         async def submit(published: PublishedScope, found: Vm) -> Outcome:
-            away_since = self._away_since(found.host)
-            command = kind(vm=vm, event_id=event_id, not_before=not_before, away_since=away_since)
+            command = kind(
+                vm=vm,
+                event_id=event_id,
+                not_before=not_before,
+                silent_since=self._silent_since(found.host),
+            )
             return await engine.submit(published.scope.name, command, by)
 
         placed = await engine.look_up(lambda: engine.board.find_vm(vm))

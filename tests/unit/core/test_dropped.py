@@ -65,6 +65,7 @@ def test_vm_is_free_when_the_holder_has_stopped(ended: Command) -> None:
     [
         Release(worker="w2"),
         Release(worker="w1", event_id=guid(2), vm="web-0"),
+        Release(worker="w1", event_id=guid(1), vm="web-0", tries=2),
         finish(worker="w2"),
     ],
 )

@@ -231,6 +231,16 @@ def test_claim_belongs_to_one_worker_until_it_is_released() -> None:
     assert run(scope, claim(worker="w2")).impacts[0].claimed_by == "w2"
 
 
+def test_release_of_a_try_leaves_the_next_one_of_its_worker() -> None:
+    """It may be recorded again after a bug, when the next try has begun."""
+    waits = Release(worker="w1", event_id=guid(1), vm="web-0", tries=1)
+    scope = run(scope_of(), restart(), approve("web-0"), claim(), waits)
+    assert scope.impacts[0].claimed_by == ""
+    scope = run(scope, claim())
+
+    assert run(scope, waits) == scope
+
+
 def test_claim_that_was_decided_before_another_attempt_is_not_granted() -> None:
     """That attempt may be at the daemon of another host, and its worker knows which."""
     begun = replace(claim(worker="w1"), host="host-a", tries=0)

@@ -17,7 +17,7 @@ from forewarn.engine.lease import ClaimReleaser
 from forewarn.engine.log_throttle import KEYS_MAX, ThrottledLog
 from forewarn.engine.operations import Operations
 from forewarn.engine.worker import Worker
-from forewarn.errors import Invalid
+from forewarn.errors import HostUnreachable, Invalid
 from forewarn.fleetfile.parser import Fleet
 from forewarn.lab.clock import VirtualClock
 from forewarn.log import facts_of
@@ -40,7 +40,8 @@ AB = Fleet(
 class World:
     """A server with two standalone VMs, `a` and `b`, and a platform that does everything at once.
 
-    `done` are the VMs of the impacts that it was asked for.
+    `begun` are the VMs of the impacts that it was asked for, `done` those of the ones that ended.
+    The host of `a` is unreachable the first `unreachable` times.
     """
 
     def __init__(self) -> None:
@@ -49,11 +50,17 @@ class World:
         self.engine = BuggyEngine(self.store, self.clock, Timing())
         ids = iter(range(1, 100))
         self.operations = Operations(self.engine, lambda: guid(next(ids)))
+        self.begun: list[str] = []
         self.done: list[str] = []
+        self.unreachable = 0
         self.may_end = asyncio.Event()
         self.may_end.set()
 
     async def run_impact(self, request: ImpactRequest) -> ImpactResult:
+        self.begun.append(request.vm.name)
+        if request.vm.name == "a" and self.unreachable:
+            self.unreachable -= 1
+            raise HostUnreachable("its host is unreachable")
         await self.may_end.wait()
         self.done.append(request.vm.name)
         return ImpactResult()
@@ -233,6 +240,23 @@ def test_impact_whose_result_met_a_bug_is_not_run_again(caplog: pytest.LogCaptur
             await world.clock.advance(30 * SECOND)
             assert world.engine.board.scopes["a"].scope.impacts == ()
             assert world.done == ["a", "b"]
+
+    run(test)
+
+
+def test_release_that_is_recorded_again_after_a_bug_releases_no_later_try() -> None:
+    """Its first commit had released the impact, and this server has claimed it again."""
+
+    async def test(world: World) -> None:
+        world.engine.late_bugs, world.unreachable = {("a", Release)}, 1
+        world.may_end.clear()
+        async with world.working():
+            await world.restart()
+            await world.clock.advance(10 * SECOND)
+            world.may_end.set()
+            await world.clock.advance(60 * MINUTE)
+            assert (world.begun.count("a"), world.done.count("a")) == (2, 1)
+            assert world.engine.board.scopes["a"].scope.impacts == ()
 
     run(test)
 
