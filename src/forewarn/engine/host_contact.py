@@ -33,7 +33,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from forewarn.core.event import Gap
-from forewarn.core.readability import keep_recent
+from forewarn.core.readability import drop_future, keep_recent
 from forewarn.engine.clock import wait_for
 from forewarn.engine.engine import SHOWN_KEY, Engine
 from forewarn.engine.isolation import isolated
@@ -213,16 +213,16 @@ class HostContacts:
     def silent_since(self, host: str, at: datetime | None = None) -> datetime | None:
         """Since when the VMs of a host could not poll, at a time or now; None if they could.
 
-        If that ended less than an hour before, they may not have polled again.
+        In the hour after an absence, they may not have polled again. If the next one began in that
+        hour, they could not poll since the first one began.
         """
-        at = at or self._engine.decision_time()
-        times = [] if (away_since := self.away_since(host)) is None else [away_since]
-        times += [
-            gap.since
-            for gap in self.gaps_of(host)
-            if at < gap.until + self._engine.timing.seen_interval
-        ]
-        return min((time for time in times if time <= at), default=None)
+        now, away_since = self._engine.decision_time(), self.away_since(host)
+        at = at or now
+        since = at if away_since is None else min(away_since, at)
+        for gap in sorted(drop_future(self.gaps_of(host), now), reverse=True):
+            if gap.since < since < gap.until + self._engine.timing.seen_interval:
+                since = gap.since
+        return since if since < at else None
 
     def _find_relay(self, host: str) -> ManagedHost | None:
         """The record of a host whose guests read through its daemon."""

@@ -6,6 +6,7 @@ refused, and a host that is away would seem to be in contact.
 
 Every server looks at all records when it starts and when another one has gone, and the first one
 writes. One whose clock is off corrects nothing: if it is behind, the right times seem to be ahead.
+A lone server cannot know that its clock is behind. Then it makes the times older, and waits longer.
 """
 
 import asyncio
@@ -40,23 +41,23 @@ class HostTimes:
         clock = self._engine.clock
         while True:  # ends when cancelled
             self._changed.clear()
-            look_at = clock.now() + RETRY if await self._has_to_wait() else None
+            look_at = None if await self._correct_all() else clock.now() + RETRY
             await wait_for(clock, self._changed, look_at)
 
-    async def _has_to_wait(self) -> bool:
-        """Correct all records; whether some are left."""
-        engine, is_left = self._engine, False
+    async def _correct_all(self) -> bool:
+        """Correct all records. False: some are left, so try again in a second."""
+        engine, is_done = self._engine, True
         if engine.is_clock_off or not engine.clock_compared.is_set():
-            return True
+            return False
         for key, record in list(engine.records.values("hostd")):
             await asyncio.sleep(0)  # a record may have thousands of VMs
             with isolated(engine.throttled_log, "bug while looking at a host", host=record.host):
                 if without_future(record, engine.decision_time()) is not record:
-                    is_left |= not await self._correct(key, record.host)
-        return is_left
+                    is_done &= await self._correct(key, record.host)
+        return is_done
 
     async def _correct(self, key: str, host: str) -> bool:
-        """Whether it is done."""
+        """False if the store refused it: try again."""
 
         def decide(transaction: Transaction) -> bool:
             known: ManagedHost | None = transaction.get(key)

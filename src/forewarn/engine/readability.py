@@ -273,7 +273,7 @@ def _announced(scope: Scope) -> list[Event]:
 
 
 def was_unread(event: Event) -> bool:
-    """Whether its VMs poll, and could not read it for a time, or cannot."""
+    """Whether a gap was stored with the event, so its VMs polled when it was announced."""
     return bool(event.unreadable_since or event.gaps or event.unread_total)
 
 

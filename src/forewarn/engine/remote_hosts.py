@@ -142,7 +142,8 @@ class RemoteHosts:
         if reasons:
             await self._engine.catch_up()
             reasons = await in_turns(_find_reasons(find_reason, hosts))
-        for host, reason in reasons.items():
+        if reasons:
+            host, reason = next(iter(reasons.items()))
             raise Refused(reason, host=host)
 
     def _only_simulates(self, host: str) -> bool:

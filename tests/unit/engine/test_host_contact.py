@@ -16,14 +16,15 @@ from forewarn.engine.engine import Engine
 from forewarn.engine.host_contact import HostContacts
 from forewarn.engine.lease import TTL_SECONDS
 from forewarn.engine.machine_binding import SILENT
-from forewarn.engine.managed_hosts import HOST_KEY
+from forewarn.engine.managed_hosts import HOST_KEY, ManagedHost
 from forewarn.engine.readability import Readability
+from forewarn.engine.transaction import Transaction
 from forewarn.store.base import Write
 from tests.unit.engine.hostd_world import NOON, Daemon, Server, World, reported
 from tests.unit.engine.hostd_world import run as run_world
 from tests.work_count import work_of
 
-MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
+HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
 TTL = timedelta(seconds=TTL_SECONDS)
 UNNOTICED = timedelta(seconds=15)
 """A server that died may not have noticed that a daemon had been silent for so long."""
@@ -992,6 +993,42 @@ def test_restart_that_is_requested_when_the_host_returns_after_a_day_is_announce
         assert 15 * MINUTE <= left <= 15 * MINUTE + SECOND
         await world.pass_time(20 * MINUTE)  # without its host again
         await assert_has_its_notice_after(world, daemon)
+
+    run(test)
+
+
+def test_hour_after_an_absence_is_one_in_which_the_host_was_in_contact() -> None:
+    """It was back for seconds after a day, and is away again: its VM may not have polled."""
+
+    async def test(world: World) -> None:
+        daemon = await cut_off_for_a_day(world)
+        away_since = world.servers[0].hosts.contacts.away_since("host-a")
+        await daemon.work(inventory=daemon.inventory)
+        await world.pass_time(20 * SECOND, daemon)
+        await world.pass_time(70 * MINUTE)
+        contacts = world.servers[0].hosts.contacts
+        assert contacts.away_since("host-a") != contacts.silent_since("host-a") == away_since
+        assert await world.servers[0].operations.restart("a", by="ann")
+        await assert_has_its_notice_after(world, daemon)
+
+    run(test)
+
+
+def test_absence_of_a_wrong_clock_is_none() -> None:
+    """It would end in days, and began long ago."""
+
+    async def test(world: World) -> None:
+        await world.daemon("host-a", reported("a"))
+        server, wrong = world.servers[0], Gap(NOON - 100 * HOUR, NOON + 240 * HOUR)
+
+        def decide(transaction: Transaction) -> None:
+            known: ManagedHost | None = transaction.get(key)
+            assert known is not None
+            transaction.put(key, replace(known, gaps=(wrong,)))
+
+        key = HOST_KEY.format("host-a")
+        await server.engine.update([key], decide, by="test")
+        assert server.hosts.contacts.silent_since("host-a") is None
 
     run(test)
 

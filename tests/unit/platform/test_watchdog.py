@@ -34,7 +34,7 @@ GRACE_SECONDS = SILENT_SECONDS = 0.5
 PARENT = """
 import asyncio, sys
 from forewarn.platform.exec import Output, run_command
-from forewarn.platform.watchdog import SCRIPT, Watchdog
+from forewarn.platform.watchdog import Watchdog
 
 async def main():
     with_output = Output(), Output()
@@ -109,25 +109,23 @@ def test_command_of_a_process_that_was_stopped_is_ended(
 def test_command_that_began_between_two_stops_is_ended_as_soon_as_the_first_one(
     tmp_path: Path,
 ) -> None:
-    """The grace period of the first one, which ignores SIGTERM, is not over."""
+    """The first one does not end at SIGTERM, and its grace period is not over."""
+    slow = "trap 'echo > signaled' TERM; echo > begun; while :; do sleep 0.05; done"
     watching = subprocess.Popen(
         [sys.executable, str(SCRIPT), str(SILENT_SECONDS), "600"], stdin=subprocess.PIPE
     )
     assert watching.stdin is not None
     commands = list[subprocess.Popen[bytes]]()
     try:
-        for name, command in (("first", STUBBORN), ("second", CAREFUL)):
-            (tmp_path / name).mkdir()
-            begun = subprocess.Popen(
-                ["sh", "-c", command], cwd=tmp_path / name, start_new_session=True
+        for name, command, end in (("first", slow, "signaled"), ("second", CAREFUL, "ended")):
+            folder = tmp_path / name
+            folder.mkdir()
+            commands.append(
+                subprocess.Popen(["sh", "-c", command], cwd=folder, start_new_session=True)
             )
-            commands.append(begun)
-            eventually((tmp_path / name / "begun").exists)
-            os.write(watching.stdin.fileno(), b"+%d\n" % begun.pid)
-            if name == "first":
-                assert begun.poll() is None
-                subprocess.run(["sleep", str(2 * SILENT_SECONDS)], check=True)  # it is stopped
-        eventually((tmp_path / "second" / "ended").exists)
+            eventually((folder / "begun").exists)
+            os.write(watching.stdin.fileno(), b"+%d\n" % commands[-1].pid)
+            eventually((folder / end).exists)
         assert commands[0].poll() is None
     finally:
         watching.kill()

@@ -100,7 +100,7 @@ class Targets:
         """Return the targets, the best first; none if there is no other host.
 
         A host that does not answer is left out. What is on its way to a host counts as there.
-        Hosts that may run the VM are no targets by that alone.
+        That a host may run the VM does not make it a target.
         """
         if request.targets:
             usable = {self.libvirts.uri(host) for host in self._with_uri(request, request.targets)}
