@@ -177,6 +177,8 @@ class SimulatedHypervisor:
             source = request.vm.host
         if place != source:
             return await self._finish_move(request, place, source)
+        if request.no_target and begun.event != request.event_id:
+            raise ImpactFailed(request.no_target)
         copy = vms.copies[place][vm]
         was_off, should_run = copy.state is State.OFF, copy.state is not State.OFF
         should_run = should_run or self._should_start(request, place)

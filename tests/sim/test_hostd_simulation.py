@@ -70,6 +70,12 @@ ONCE_BROKEN_LEFT_RUNNING = (900223, 900444)
 
 test_host_removal.py, test_clone_of_a_host_that_was_left_running_does_not_say_what_runs_there.
 """
+ONCE_BROKEN_NO_TARGET = (400534,)
+"""A move failed at a server because no target was connected, and its daemon had done it before.
+
+test_remote_hosts.py,
+test_move_that_was_done_before_its_server_was_lost_counts_while_no_target_is_connected.
+"""
 FAMILIES = {
     "host": (ONCE_BROKEN, False),
     "unreported": (ONCE_BROKEN_UNREPORTED, False),
@@ -78,6 +84,7 @@ FAMILIES = {
     "clone": (ONCE_BROKEN_CLONE, True),
     "by hand": (ONCE_BROKEN_BY_HAND, True),
     "left running": (ONCE_BROKEN_LEFT_RUNNING, True),
+    "no target": (ONCE_BROKEN_NO_TARGET, True),
 }
 """With whether their disks have a lock. The seeds follow other paths after each change of the
 simulation, so the unit tests named above hold what once happened.

@@ -175,8 +175,13 @@ class RemoteHosts:
         handed_out = dataclasses.replace(
             request,
             vm=replace(request.vm, host=host, instance=DEFAULT_INSTANCE),  # that may be large
-            targets=self._targets.rank(request, self.avoid()) if request.moves else (),
         )
+        if request.moves:
+            try:
+                targets = self._targets.rank(request, self.avoid())
+                handed_out = dataclasses.replace(handed_out, targets=targets)
+            except ImpactFailed as error:  # its daemon may have done it in an earlier try
+                handed_out = dataclasses.replace(handed_out, no_target=error.message)
         session, key = self._sessions.of(host), (request.event_id, request.vm.name)
         call = HandedOut(handed_out, asyncio.get_running_loop().create_future())
         session.calls[key] = call

@@ -47,6 +47,8 @@ class ImpactRequest:
     """As the document announced it, divided by the rate."""
     targets: tuple[str, ...] = ()
     """Hosts for a move, the best first. Empty: the platform chooses."""
+    no_target: str = ""
+    """Why the server names no host for a move, although there are others: it must not begin now."""
     may_run_on: tuple[str, ...] = ()
     """Other hosts than the VM's own that it may run on: they report it as running."""
     method: RedeployMethod = RedeployMethod.LIVE

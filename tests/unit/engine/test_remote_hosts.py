@@ -675,6 +675,36 @@ def test_move_that_has_filled_its_target_is_tried_again() -> None:
     run(test)
 
 
+def test_move_that_was_done_before_its_server_was_lost_counts_while_no_target_is_connected() -> (
+    None
+):
+    """Its daemon has the result, which the lost server has not recorded. Without it, the move would
+    have failed, and the VM would be taken for one that is on its old host.
+    """
+
+    async def test(world: World) -> None:
+        daemon = await world.daemon("host-a", reported("web-0"))
+        await world.daemon("host-b", server=1)
+        await world.servers[0].operations.redeploy("web-0", by="ann")
+        await world.settle()
+        first = await daemon.take()
+        assert (first["targets"], first["no_target"]) == (["host-b"], "")
+        await world.expire(world.servers[0])
+        await world.pass_time(30 * SECOND)
+        daemon.server = world.servers[1]
+        await daemon.report(reported("web-0"))
+        await world.pass_time(SECOND, daemon)
+        again = await daemon.take()
+        assert (again["event_id"], again["tries"]) == (first["event_id"], 2)
+        assert again["targets"] == []
+        assert again["no_target"].startswith("0 of 1 other hosts answer")
+        assert await daemon.finish(again, host="host-b")
+        (done,) = await world.history("impacted")
+        assert (done.vm, await world.history("impact-failed")) == ("web-0", [])
+
+    run(test)
+
+
 def test_move_of_another_server_counts_at_its_target() -> None:
     """That server's choice is not known here before the target reports the VM."""
 

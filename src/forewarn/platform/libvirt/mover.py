@@ -122,6 +122,8 @@ class Mover:
         vm, is_live_only = request.vm.name, request.method is RedeployMethod.LIVE_ONLY
         was_off = await domain.is_off()
         if not targets:
+            if request.no_target:
+                raise ImpactFailed(request.no_target, vm=vm)
             if is_live_only or request.cause not in RESTARTS_IN_PLACE:
                 named = ", ".join(request.targets)
                 why = f"it has no libvirt_uri for {named}" if named else "there is no other host"

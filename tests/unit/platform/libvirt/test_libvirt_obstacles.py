@@ -3,6 +3,7 @@
 What that driver does not support, a fake host answers as QEMU's driver does.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from forewarn.core.fleet import RedeployMethod
 from forewarn.errors import ImpactFailed
 from forewarn.platform.base import ImpactResult
 from forewarn.platform.file_systems import NO_MOUNTS, MountTable
+from forewarn.platform.libvirt.mover import IN_PLACE
 from forewarn.platform.libvirt.obstacles import find_tie
 from tests.builders import guid
 from tests.unit.platform.libvirt.libvirt_world import (
@@ -307,6 +309,18 @@ def test_vm_that_one_target_cannot_run_moves_to_another(tmp_path: Path) -> None:
     )
 
     assert (done.host, world.names_on("host-b")) == ("host-c", [])
+
+
+def test_redeploy_that_must_not_begin_stops_nothing(tmp_path: Path) -> None:
+    """The other hosts are away: a restart in place is for a host that is the only one."""
+    world = LibvirtWorld(tmp_path, ["host-a"])
+    request = order(EventType.REDEPLOY, Cause.REDEPLOY)
+
+    with pytest.raises(ImpactFailed, match=r"^0 of 1 other hosts answer$"):
+        world.run_impact(replace(request, no_target="0 of 1 other hosts answer"))
+
+    assert (world.state(), world.web.ID()) == (RUNNING, 1)
+    assert world.run_impact(request).detail.endswith(IN_PLACE)
 
 
 def test_drain_without_another_host_stops_nothing(tmp_path: Path) -> None:
