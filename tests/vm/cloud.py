@@ -18,8 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.e2e.service import call
 from tests.vm.guest import BOOT_SECONDS_MAX, Guest, start_network
@@ -31,6 +32,7 @@ from tests.vm.traffic import Traffic
 FOREWARN = (sys.executable, "-m", "forewarn")
 STOP_SECONDS_MAX = 30
 EVENT_SECONDS_MAX = 120
+WATCH_SECONDS_MAX = 0.5
 RATE = 5
 """Of 30 seconds before an eviction, 6 are left: the guest's agent needs one or two."""
 BACK_SECONDS_MAX = BOOT_SECONDS_MAX * RATE
@@ -221,24 +223,31 @@ def add_lan(host: RealHost) -> None:
     host.namespace.run("ip link set br0 up")
 
 
+class Answer(NamedTuple):
+    """A request that was answered, and how often the guest had booted then."""
+
+    began: float
+    ended: float
+    boots: int
+
+
 class Watch:
-    """Calls a guest's web server again and again, and records when it answered."""
+    """Calls a guest's web server again and again, and records when it answered.
+
+    A call is short: the guest is seen again soon after it is back, and not when TCP tries again.
+    """
 
     def __init__(self, guest: Guest, host: RealHost) -> None:
         self._guest, self._host = guest, host
-        self._answers: list[float] = []
-        self._boots: list[float] = []
+        self._answers: list[Answer] = []
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        boots = self._guest.boots
         while not self._has_ended.wait(0.1):
-            if self._guest.answers(self._host):
-                self._answers.append(time.monotonic())
-            if self._guest.boots > boots:
-                boots += 1
-                self._boots.append(time.monotonic())
+            began = time.monotonic()
+            if self._guest.answers(self._host, WATCH_SECONDS_MAX):
+                self._answers.append(Answer(began, time.monotonic(), self._guest.boots))
 
     def __enter__(self) -> "Watch":
         """Watch from its first answer on."""
@@ -250,13 +259,15 @@ class Watch:
         self._has_ended.set()
         self._thread.join()
 
+    def wait_for_boot(self) -> None:
+        """Wait until it has answered after a boot."""
+        wait_for(lambda: self.outages, BOOT_SECONDS_MAX)
+
     @property
     def outages(self) -> list[tuple[float, float]]:
         """From the last answer before each boot to the first one after it."""
         return [
-            (
-                max(at for at in self._answers if at < boot),
-                min(at for at in self._answers if at > boot),
-            )
-            for boot in self._boots
+            (before.ended, after.began)
+            for before, after in pairwise(list(self._answers))
+            if after.boots > before.boots
         ]

@@ -155,10 +155,10 @@ class Guest:
         """How often it has noticed that its power button was pressed."""
         return self.console.count("power button")
 
-    def answers(self, host: RealHost) -> bool:
+    def answers(self, host: RealHost, seconds_max: float = ANSWER_SECONDS_MAX) -> bool:
         """Whether its web server answers at its address on this host."""
         try:
-            return self._call(host.namespace, "") == "up\n"
+            return self._call(host.namespace, "", seconds_max=seconds_max) == "up\n"
         except OSError:
             return False
 
@@ -166,11 +166,17 @@ class Guest:
         """Run a script inside."""
         return self._call(host.namespace, "cgi-bin/run", script.encode())
 
-    def _call(self, namespace: Namespace, path: str, body: bytes | None = None) -> str:
+    def _call(
+        self,
+        namespace: Namespace,
+        path: str,
+        body: bytes | None = None,
+        seconds_max: float = ANSWER_SECONDS_MAX,
+    ) -> str:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with (
             namespace.entered(),
-            opener.open(f"http://{self.address}/{path}", body, ANSWER_SECONDS_MAX) as response,
+            opener.open(f"http://{self.address}/{path}", body, seconds_max) as response,
         ):
             return str(response.read().decode())
 

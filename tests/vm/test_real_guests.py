@@ -204,11 +204,13 @@ def test_campaign_never_has_both_guests_of_a_scope_down(
         cloud.wait_for(
             lambda: cloud.ask(f"/campaigns/{campaign}")["state"] == "done", 2 * EVENT_SECONDS_MAX
         )
-        web_0.wait_until_up(host_a)
-        web_1.wait_until_up(host_b)
+        first.wait_for_boot()
+        second.wait_for_boot()
 
     assert cloud.ask(f"/campaigns/{campaign}")["hosts"]["done"] == 2
     ((down_0, up_0),), ((down_1, up_1),) = first.outages, second.outages
+    assert up_0 - down_0 > 1
+    assert up_1 - down_1 > 1
     assert up_0 <= down_1 or up_1 <= down_0
 
 
