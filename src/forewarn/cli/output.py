@@ -45,9 +45,9 @@ def _format_cell(column: str, value: object, now: datetime | None) -> str:
     if now and isinstance(value, str) and TIME.fullmatch(value):
         return format_relative(value, now)
     text = _format(value)
-    return (
-        text if column == "problems" else shorten(text)
-    )  # they contain ids that virsh accepts in full only
+    if column == "problems":
+        return text  # it may contain ids of libvirt, and virsh accepts only whole ones
+    return shorten(text)
 
 
 def show_one(item: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ class MoveTargets:
     def rank(self, request: ImpactRequest, avoid: Mapping[str, int]) -> tuple[str, ...]:
         """The hosts that a VM may move to, the best first; `avoid` names bad ones, and how bad.
 
-        One that runs it already has room for it. None if no other host is managed: then its daemon
+        One that runs it already has room for it. Empty if no other host is managed: then its daemon
         may restart it in place. ImpactFailed if the others are not connected, or have no room.
         """
         vm, scope = request.vm, self._engine.board.scopes[request.scope].scope

@@ -180,7 +180,7 @@ class RemoteHosts:
             try:
                 targets = self._targets.rank(request, self.avoid())
                 handed_out = dataclasses.replace(handed_out, targets=targets)
-            except ImpactFailed as error:  # its daemon may have done it in an earlier try
+            except ImpactFailed as error:  # the daemon may have carried it out in an earlier try
                 handed_out = dataclasses.replace(handed_out, no_target=error.message)
         session, key = self._sessions.of(host), (request.event_id, request.vm.name)
         call = HandedOut(handed_out, asyncio.get_running_loop().create_future())
